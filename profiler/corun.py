@@ -10,7 +10,7 @@ turns: the same code, no overlap.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from time import monotonic, perf_counter
 from typing import Any
@@ -18,8 +18,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from pdvsim.profiler import grid, overlap
-from pdvsim.profiler.grid import GridPoint
+from pdvsim.profiler.grid import GridPoint, labelled
 from pdvsim.profiler.hostcost import host_costs
 from pdvsim.profiler.parts import Part
 from pdvsim.profiler.rig import CAPACITY, QUICK, Effort, Launcher, pages_a_slot, sample, settle, usable_bytes
@@ -51,7 +50,7 @@ def groups(quick: bool = False) -> list[GroupPlan]:
     """
     lines = (Path(__file__).parent / "groups.txt").read_text(encoding="utf-8").splitlines()
     plan = [line.partition(": ")[::2] for line in (lines[:QUICK_GROUPS] if quick else lines)]
-    return [(n, setting, tuple(map(grid.labelled, text.split(" + ")))) for n, (setting, text) in enumerate(plan)]
+    return [(n, setting, tuple(map(labelled, text.split(" + ")))) for n, (setting, text) in enumerate(plan)]
 
 
 def side_by_side(launchers: Sequence[Launcher], seconds: float, stalled_s: float = STALLED_S) -> list[list[Span]]:
@@ -122,35 +121,30 @@ class Duo:
         self.lanes: dict[tuple[str, int], GraphLane] = {}
         self.solos: dict[tuple[GridPoint, int], tuple[float, LaunchShape]] = {}
 
-    def run(self, part: Part, budget_s: float, say: Callable[[str], None]) -> None:
+    def run(self, part: Part, budget_s: float) -> None:
         """Host costs, then groups until the budget is spent; what a part already has is skipped."""
         begin = monotonic()
         if not any(row["section"] == "host" for row in part.rows):
             for point, shape, what, repeat, seconds in host_costs(self.fits, self.launcher, 4 if self.quick else 20):
                 self.add(part, "host", point, shape, what=what, repeat=repeat, seconds=seconds)
             part.save()
-            say(f"{self.pair}: host costs after {monotonic() - begin:.0f} s")
-        self.measure(part, groups(self.quick), budget_s - (monotonic() - begin), say)
-
-    def measure(self, part: Part, plan: Sequence[GroupPlan], budget_s: float, say: Callable[[str], None]) -> None:
-        """The groups of a plan that the part lacks, until the budget is spent."""
-        begin = monotonic()
         done = {row["group"] for row in part.rows if row["section"] == "corun"}
-        stalled = None
-        for number, setting, members in plan:
-            reason = stalled or self._refusal(members, monotonic() - begin, budget_s)
-            if number in done:
-                continue
-            if reason is None:
-                try:
-                    self._group(part, number, setting, members, say)
-                except TimeoutError as error:
-                    reason, stalled = str(error), "a group before it stalled"
-                except RuntimeError as error:  # out of memory, or a kernel that does not fit the card
-                    reason = " ".join(str(error).split())[:300]
-            if reason is not None:
-                label = f"{setting}: {' + '.join(p.label() for p in members)}"
-                part.header["left_out"].append({"label": label, "reason": reason})
+        stalled = ""
+        for number, setting, members in (entry for entry in groups(self.quick) if entry[0] not in done):
+            reason = stalled
+            if not all(self.fits(point) for point in members):
+                reason = reason or "does not fit into memory"
+            elif monotonic() - begin > budget_s:
+                reason = reason or f"budget of {budget_s:g} s spent"
+            try:
+                if not reason:
+                    self._group(part, number, setting, members)
+            except TimeoutError as error:
+                reason, stalled = str(error), "a group before it stalled"
+            except RuntimeError as error:  # out of memory, or a kernel that does not fit the card
+                reason = str(error)
+            if reason:
+                part.leave_out(f"{setting}: {' + '.join(p.label() for p in members)}", reason)
             part.save()
 
     def launcher(self, point: GridPoint, priority: int = 0) -> Launcher:
@@ -178,11 +172,6 @@ class Duo:
         """Return whether there are slots enough for a point."""
         return point.slots <= len(self._slots(point))
 
-    def _refusal(self, members: Sequence[GridPoint], spent_s: float, budget_s: float) -> str | None:
-        if not all(self.fits(point) for point in members):
-            return "does not fit into memory"
-        return f"budget of {budget_s:g} s spent" if spent_s > budget_s else None
-
     def _solo(self, part: Part, point: GridPoint, priority: int) -> tuple[float, LaunchShape]:
         """Median seconds of a point alone on its lane, measured once."""
         key = (point, priority)
@@ -195,9 +184,7 @@ class Duo:
             self.solos[key] = float(np.median([seconds for seconds, _ in samples])), shape
         return self.solos[key]
 
-    def _group(
-        self, part: Part, number: int, setting: str, members: Sequence[GridPoint], say: Callable[[str], None]
-    ) -> None:
+    def _group(self, part: Part, number: int, setting: str, members: Sequence[GridPoint]) -> None:
         priorities = [SETTINGS[setting].get(point.kind, 0) for point in members]
         solos = [self._solo(part, *member) for member in zip(members, priorities, strict=True)]
         launchers = [self.launcher(*member) for member in zip(members, priorities, strict=True)]
@@ -210,22 +197,8 @@ class Duo:
                     priority=priorities[member], repeat=repeat, seconds=end - start, start_s=start, end_s=end,
                     context_total=cached,
                 )  # fmt: skip
-        say(f"{self.pair} {setting}: {_summary(members, spans_of, [solo for solo, _ in solos])}")
 
     def add(self, part: Part, section: str, point: GridPoint, shape: LaunchShape, **values: Any) -> None:
         """A row of a point measured on this pair."""
-        part.add(
-            section=section, pair=self.pair, model=self.engines[point.kind].model.arch.spec.name,
-            bucket_rows=shape.rows, bucket_chunk=getattr(shape, "chunk", 0), **{**point.as_dict(), **values},
-        )  # fmt: skip
-
-
-def _summary(members: Sequence[GridPoint], spans_of: Sequence[Sequence[Span]], solos_s: Sequence[float]) -> str:
-    spans = [np.array([s[:2] for s in spans], dtype=np.float64).reshape(-1, 2) for spans in spans_of]
-    within = overlap.window(spans)
-    alone_s = [overlap.work_done_s(each, solo, within) for each, solo in zip(spans, solos_s, strict=True) if within]
-    if within is None or not all(alone_s):  # lanes took turns, as on the CPU
-        return "; ".join(point.label() for point in members)
-    lasted_s = within[1] - within[0]
-    slowed = [f"{point.label()} x{lasted_s / s:.2f}" for point, s in zip(members, alone_s, strict=True)]
-    return f"{'; '.join(slowed)}; span/serial {lasted_s / sum(alone_s):.2f}"
+        model = self.engines[point.kind].model.arch.spec.name
+        part.measured(section, model, point, shape, pair=self.pair, **values)

@@ -11,8 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from time import perf_counter_ns
 
-from pdvsim.profiler import grid
-from pdvsim.profiler.grid import GridPoint
+from pdvsim.profiler.grid import GridPoint, labelled
 from pdvsim.profiler.rig import Launcher, settle
 from pdvsim.realrun.clock import WallClock
 from pdvsim.realrun.engine.engine import LaunchShape
@@ -30,10 +29,10 @@ WARM_UP = 3
 
 def host_points() -> list[GridPoint]:
     """The points whose launches are timed."""
-    points = [grid.prefill(n) for n in (128, 512)]
+    labels = ["prefill 1x128 after 0", "prefill 1x512 after 0"]
     for r in ROWS:
-        points += [grid.draft(r, 4, CONTEXT), grid.decode(r, 5, CONTEXT), grid.mixed(r, 5, CONTEXT, 256)]
-    return points
+        labels += [f"draft {r}x1@{CONTEXT} k=4", f"verify {r}x5@{CONTEXT}", f"mixed {r}x5@{CONTEXT} 1x256 after 0"]
+    return list(map(labelled, labels))
 
 
 def host_costs(

@@ -7,7 +7,7 @@ do not end it.
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,7 @@ from pdvsim.realrun.engine.arch import ModelArchitecture, from_config, headed, p
 from pdvsim.realrun.engine.cache import PAGE
 from pdvsim.realrun.engine.head import Head
 from pdvsim.realrun.engine.model import Transformer
-from pdvsim.realrun.host import RealHost, idle_shares
+from pdvsim.realrun.host import RealHost, host_idle_share
 from pdvsim.realrun.machine import Machine, as_served, refuse
 from pdvsim.realrun.memory import Needs, PagedKv, Slots, available_bytes, pages_that_fit
 from pdvsim.realrun.telemetry import Telemetry, machine_facts
@@ -223,17 +223,6 @@ class RealServer:
         self.on_finish(request)
 
 
-def check_models(models: Mapping[Role, Transformer], archs: Mapping[Role, ModelArchitecture]) -> None:
-    """Refuse models that are not the run's own; their vocabulary may have been cut to that of the other."""
-    for role, model in models.items():
-        wanted, given = archs[role].spec, model.arch.spec
-        if replace(model.arch, spec=replace(given, vocab=wanted.vocab)) != archs[role]:
-            shape = " of another shape" if given.name == wanted.name else ""
-            raise ValueError(f"models[{role!r}] is {given.name}{shape}; this run needs {wanted.name} as {role}")
-    if isinstance(archs.get("draft", archs["target"]).spec, HeadSpec) and [*models] == ["draft"]:
-        raise ValueError("models has a head without its target, but they share weights")
-
-
 def prepare(
     experiment: Experiment,
     machine: Machine,
@@ -252,7 +241,10 @@ def prepare(
     try:
         room = available_bytes(torch.device(machine.device), experiment.hardware.gpu_memory_utilization)
         models = {role: model for role, model in (models or {}).items() if role in archs}
-        check_models(models, archs)
+        for role, model in models.items():  # whose vocabulary may have been cut to that of another
+            given, wanted = model.arch, archs[role]
+            if replace(given, spec=replace(given.spec, vocab=wanted.spec.vocab)) != wanted:
+                raise ValueError(f"models[{role!r}] is {given.spec.name}; this run needs {wanted.spec.name} as {role}")
         pages = pages_that_fit(archs, needs, dtype.itemsize, room, loaded=models.keys())
         needs = Needs.of(experiment, requests, pages)
         models = make_models(archs, machine, needs.capacity, dtype, experiment.traffic.seed, models)
@@ -411,7 +403,7 @@ def measured(
         "verdict": "own" if machine.own_verdict else "pinned",
         "longest_request": experiment.traffic.longest_request or 0,  # tokens of a file's; 0: any
         **facts,
-        **idle_shares(launches, requests),
+        **host_idle_share(launches, requests),
         **telemetry.summary(),
         "telemetry": telemetry.columns(),
     }

@@ -6,9 +6,10 @@ Units are in the names: `_bytes` bytes, `tokens` tokens. Rates are per second.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
 
 from pdvsim.sim.layers import Cache, Compressed, Experts, Latent, SlidingWindow, Sparse, State
+from pdvsim.sim.limits import Range
 
 ModelFamily = Literal[
     "llama", "mistral", "qwen2", "qwen3", "phi3", "gemma", "gemma2", "gemma3", "cohere", "gpt_oss", "deepseek", "glm4",
@@ -434,12 +435,12 @@ class GpuSpec:
     """What a card can do at most. `measured` says whether the two rates were measured or are a data sheet's."""
 
     name: str
-    bandwidth_bytes_per_s: float
-    flops_per_s: float
-    memory_bytes: float
+    bandwidth_bytes_per_s: Annotated[float, Range(1e9, 1e14)]  # one unit off by a thousand falls outside
+    flops_per_s: Annotated[float, Range(1e12, 1e17)]
+    memory_bytes: Annotated[float, Range(1e9, 4e12)]
     source: str
     measured: bool
-    sms: int | None = None  # multiprocessors; None: not known
+    sms: Annotated[int, Range(1, 1024)] | None = None  # multiprocessors; None: not known
 
     @property
     def peak(self) -> tuple[float, float]:

@@ -270,7 +270,7 @@ def reproduce_experts() -> tuple[EngineSource, ...]:
 
 
 def speed_ups(sources: Sequence[EngineSource]) -> str:
-    """The speed-ups as the table of docs/experts.md."""
+    """The speed-ups as the table of docs/large-models.md."""
     lines = ["| EAGLE-3 on | requests | published | predicted | kernels alone |", "|---|---|---|---|---|"]
     for source in (source for source in sources if source.title in SHORT):
         by_kind = {

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from pdvsim.bench.stats import interval
-from pdvsim.calibration.validate.runs import serve_all
+from pdvsim.calibration.validate.runs import Workbench, serve_all
 from pdvsim.calibration.validate.served import ServedRun, read_runs
 from pdvsim.common.commandline import command_line
 from pdvsim.common.console import say
@@ -185,7 +185,8 @@ def run(plan_file: Path, output: Path) -> None:
         for at, entry in enumerate(trial["entries"][:MOST])
         for repeat in range(2 if at < REPEATED else 1)
     ]
-    serve_all(wanted, output, math.inf, Machine(), partial(say, "truth"))
+    tell = partial(say, "truth")
+    serve_all(wanted, output, math.inf, Workbench(Machine(), tell), tell)
 
 
 def _trials(plan_file: Path) -> list[dict[str, Any]]:

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 from pdvsim.bench import output
 from pdvsim.calibration.validate.launches import PARTS_FOLDER, gather, launches_of
-from pdvsim.calibration.validate.runs import serve_all
+from pdvsim.calibration.validate.runs import Workbench, serve_all
 from pdvsim.calibration.validate.served import ServedRun, read_runs
 from pdvsim.common.commandline import command_line
 from pdvsim.common.console import say
@@ -193,7 +193,8 @@ def main(step: str, file: str = "utilisation/runs.jsonl") -> None:
         report(runs)
     else:
         folder = output.check_folder(runs.parent)
-        serve_all(list(planned(folder)), runs, math.inf, Machine(), partial(say, "utilisation"))
+        tell = partial(say, "utilisation")
+        serve_all(list(planned(folder)), runs, math.inf, Workbench(Machine(), tell), tell)
 
 
 if __name__ == "__main__":

@@ -11,7 +11,7 @@ from dataclasses import replace
 from itertools import groupby
 from pathlib import Path
 from time import monotonic
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from pdvsim.calibration.validate.launches import WARM_UP_PREFIX, save_part
 from pdvsim.calibration.validate.served import ServedRun, read_runs, write_runs
@@ -23,9 +23,6 @@ from pdvsim.sim.hardware.models import drafter_kind
 from pdvsim.sim.metrics.summary import summarise
 from pdvsim.sim.records import Result
 from pdvsim.sim.workload.requests import make_requests
-
-if TYPE_CHECKING:
-    from pdvsim.realrun.engines import EngineBench
 
 
 class Workbench:
@@ -97,10 +94,7 @@ def _requests(experiment: Experiment) -> list[Request]:
     return make_requests(experiment.traffic, experiment.acceptance)
 
 
-def serve_all(
-    plan: Sequence[ServedRun], output: Path, budget_s: float, machine: Machine, say: Callable[[str], None],
-    bench: Workbench | EngineBench | None = None,
-) -> None:  # fmt: skip
+def serve_all(plan: Sequence[ServedRun], output: Path, budget_s: float, bench: Any, say: Callable[[str], None]) -> None:
     """Serve what is planned and not yet in the file, as far as the time goes; each run is written as it ends."""
     trusted = any(run.own_policies for run in plan)
     done = read_runs(output, own_policies=trusted) if output.exists() and output.stat().st_size else []
@@ -110,7 +104,7 @@ def serve_all(
     todo.sort(key=lambda run: pairs.index(run.experiment.server.pair))  # weights are made once a pair
     if not todo:
         return
-    begin, bench = monotonic(), bench or Workbench(machine, say)
+    begin = monotonic()
     for _, group in groupby(todo, key=_shared):
         runs = list(group)
         if monotonic() - begin > budget_s:

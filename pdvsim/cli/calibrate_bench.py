@@ -49,11 +49,11 @@ def correct(paths: Sequence[str], pair: str | None, hardware: Hardware, tokens: 
             after = _errors(load, replace(experiment, hardware=replace(hardware, machine=str(machine))))
             progress.update(2 * at + 2)
             rows.append({"bench": name, "before": before, "after": after})
-    before, after = (fmean(abs(row[when][m]) for row in rows for m in FITTED if m in row[when]) for when in WHEN)
-    if after > before:
+    without, corrected = (fmean(abs(row[when][m]) for row in rows for m in FITTED if m in row[when]) for when in WHEN)
+    if corrected > without:
         raise ValueError(
-            f"the correction predicts throughput and TPOT of these results worse than none ({percent_cell(before)} off "
-            f"before, {percent_cell(after)} after): nothing is saved"
+            "the correction predicts throughput and TPOT of these results worse than none "
+            f"({percent_cell(without)} off before, {percent_cell(corrected)} after): nothing is saved"
         )
     write_whole(file, (output.dumps(document) + "\n").encode())
     notes = separation(fit, len(paths))

@@ -50,8 +50,8 @@ class RealrunCommand(RunCommand):
 
     def execute(self) -> int:
         experiment, engine = self.experiment, self.experiment.hardware.engine
-        refuse(experiment, self.machine)
         elsewhere = engine not in (None, "pdvsim")
+        refuse(experiment, self.machine)
         if self.iteration_log and not policy_of(experiment.arch).in_steps():
             fitting = archs_where(lambda policy: policy.in_steps())
             raise ValueError(f"--iteration-log needs one lane: --arch {' or '.join(fitting)}")
@@ -109,8 +109,7 @@ class RealrunCommand(RunCommand):
 
 def server_line(experiment: Experiment) -> str:
     """The command that starts an experiment's engine, as an advice prints it; a ValueError if the engine cannot."""
-    served = served_as(experiment)
-    if not isinstance(served, Served):
+    if not isinstance(served := served_as(experiment), Served):
         raise ValueError(served)
     block = deploy.vllm(served) if experiment.hardware.engine == "vllm" else deploy.sglang(served)[0]
     if not block.text:

@@ -80,14 +80,9 @@ class ComposedProfile(Profile):
             return error.tpot
         return math.expm1(math.hypot(math.log1p(error.tpot), math.log1p(UNMEASURED_BAR)))
 
-    def bar(self, spec: ModelSpec) -> float:
-        """The error bar of a model's times, all-reduces included."""
-        return self.uncertainty.get(spec.name, 0.0)
-
-    def at_bar(self, sign: int) -> Profile:
-        """Return the same with forward times at one end of their error bar: +1 slow, -1 fast."""
-        bars = {name: (1 + bar) ** sign for name, bar in self.uncertainty.items()}
-        return replace(self, models={name: fit.scaled(bars.get(name, 1.0)) for name, fit in self.models.items()})
+    @property
+    def sent_bar(self) -> None:
+        """None: servers were measured with their all-reduces."""
 
     def padded(self, padding: Padding) -> Profile:
         """Return the same with forwards padded as the engine does; another's padding is refused."""

@@ -9,12 +9,17 @@ from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import hypot
-from typing import Any, Self, get_type_hints
+from typing import Annotated, Any, Self, get_type_hints
 
 from pdvsim.sim.hardware.cards import flops_of
+from pdvsim.sim.limits import MAX_TOKENS, Range, Share, Tokens
 from pdvsim.sim.specs import GpuSpec, ModelSpec
 
 Knots = tuple[tuple[int, float], ...]  # (size, value) as measured, read between by straight lines
+RatioKnots = tuple[tuple[int, Annotated[float, Range(0.1, 10)]], ...]  # the same, of ratios
+# Of one forward, or of a part of it: more is milliseconds, or would stop the clock
+TIME = Range(0, 60)
+ForwardSeconds = Annotated[float, TIME]
 Prompts = Sequence[tuple[int, int]]  # chunks of prompts, each as (cached tokens before it, new tokens)
 
 REQUIRED = ("fixed_s", "weights_s", "token_s", "head_weights_s", "head_token_s", "kv_s", "pair_s")  # of a file
@@ -32,37 +37,41 @@ class ForwardTerms:
     """The parts of a forward, which add up. Figures whose names end in `_s` or `_knots` are seconds."""
 
     # The layers' products: a fixed time, and the larger of reading weights and experts, and multiplying
-    fixed_s: float = 0.0
-    weights_s: float = 0.0
-    token_s: float = 0.0  # arithmetic per token
-    sharpness: float | None = None  # p-norm that joins the two, of the output projection too; None: the larger
+    fixed_s: ForwardSeconds = 0.0
+    weights_s: ForwardSeconds = 0.0
+    token_s: ForwardSeconds = 0.0  # arithmetic per token
+    sharpness: Annotated[float, Range(1, 100)] | None = (
+        None  # p-norm that joins the two, of the output projection too; None: the larger
+    )
     layer_knots: Knots = ()  # as measured by tokens, with all that does not depend on the context
-    expert_s: float = 0.0  # to read a distinct expert, in all layers that have experts
+    expert_s: ForwardSeconds = 0.0  # to read a distinct expert, in all layers that have experts
     # The output projection
-    head_weights_s: float = 0.0
-    head_token_s: float = 0.0
+    head_weights_s: ForwardSeconds = 0.0
+    head_token_s: ForwardSeconds = 0.0
     # Attention: the larger of reading the KV cache and multiplying with it
-    kv_s: float = 0.0  # per cached token read
-    pair_s: float = 0.0  # per (query token, context token) pair multiplied
+    kv_s: ForwardSeconds = 0.0  # per cached token read
+    pair_s: ForwardSeconds = 0.0  # per (query token, context token) pair multiplied
     # Attention of rows as measured by tokens per row: wider queries take more tiles
     kv_knots: Knots = ()  # seconds per cached token read
     span_knots: Knots = ()  # per cached token of the stretch that one program reads: few do not fill the card
     row_factors: Knots = ()  # (rows, factor) of both
-    programs: int = 0  # rows are split until about this many programs read; 0: one program per row
-    split_s: float = 0.0  # per forward whose rows are cut, to join the parts
+    programs: Annotated[int, Range(0, 1_000_000)] = (
+        0  # rows are split until about this many programs read; 0: one program per row
+    )
+    split_s: ForwardSeconds = 0.0  # per forward whose rows are cut, to join the parts
     width_knots: Knots = ()  # per forward that has rows
-    row_s: float = 0.0  # per row, whatever its context
+    row_s: ForwardSeconds = 0.0  # per row, whatever its context
     rows_knots: Knots = ()  # (rows, seconds) per forward that has rows, whatever their context
-    past_share: float | None = None  # of the time per cached token, what is left past the window; None: the bytes'
+    past_share: Share | None = None  # of the time per cached token, what is left past the window; None: the bytes'
     past_knots: Knots = ()  # (rows, seconds) more per forward past the window: an indexer selects there alone
     # Attention over prompts as measured: as many waves of programs as its queries and heads fill
-    prompt_sms: int = 0  # multiprocessors that programs are spread over
-    prompt_wave_s: float = 0.0  # per context token that a wave goes through
-    past_prompts: float | None = None  # share of `pair_s` past the window; None: that of the flops
+    prompt_sms: Annotated[int, Range(0, 1024)] = 0  # multiprocessors that programs are spread over
+    prompt_wave_s: ForwardSeconds = 0.0  # per context token that a wave goes through
+    past_prompts: Share | None = None  # share of `pair_s` past the window; None: that of the flops
     # What prompts cost besides their layers and attention
-    mixed_s: float = 0.0  # per forward that has both rows and a prompt
-    prompt_token_s: float = 0.0  # per prompt token: an engine that prefills slower
-    least_s: float = 0.0  # of a forward with prompts, whose kernels the host launches one by one
+    mixed_s: ForwardSeconds = 0.0  # per forward that has both rows and a prompt
+    prompt_token_s: ForwardSeconds = 0.0  # per prompt token: an engine that prefills slower
+    least_s: ForwardSeconds = 0.0  # of a forward with prompts, whose kernels the host launches one by one
     # Experts that take the tokens of several data-parallel ranks
     spread_knots: Knots = ()  # by tokens of all ranks: the experts' kernels, but for reading distinct experts
     exchange_knots: Knots = ()  # by tokens of the rank with the most: sending them to experts, and results back
@@ -74,18 +83,20 @@ class ForwardTerms:
     # Layers that keep a state per request
     state_knots: Knots = ()  # by states that rows read or write
     scan_knots: Knots = ()  # by tokens of prompts
-    draft_ratio: float = 1.0  # time of a draft of several steps in one launch over that of its forwards one by one
+    draft_ratio: Annotated[float, Range(0.01, 10)] = (
+        1.0  # time of a draft of several steps in one launch over that of its forwards one by one
+    )
     # Which forwards have kernels small enough to run concurrently with another's
-    small_kernel_tokens: int = 0  # most tokens of such a forward
-    large_s: float = 0.0  # its time in large products, whose kernels are not
+    small_kernel_tokens: Annotated[int, Range(0, MAX_TOKENS)] = 0  # most tokens of such a forward
+    large_s: ForwardSeconds = 0.0  # its time in large products, whose kernels are not
     # By prompt tokens: how long its kernels keep others waiting and how much of the GPU they occupy, over what its time
     # per layer predicts. The library has other kernels for other sizes, and their last blocks leave parts of it free.
-    wait_ratios: Knots = ()
-    room_ratios: Knots = ()
+    wait_ratios: RatioKnots = ()
+    room_ratios: RatioKnots = ()
     # Sizes that an engine pads a forward to: those of its CUDA graphs; none: no padding
-    row_buckets: tuple[int, ...] = ()
-    chunk_buckets: tuple[int, ...] = ()  # of prompt tokens
-    token_buckets: tuple[int, ...] = ()  # of all tokens of a forward, in place of both
+    row_buckets: tuple[Annotated[int, Range(1, 65_536)], ...] = ()
+    chunk_buckets: tuple[Tokens, ...] = ()  # of prompt tokens
+    token_buckets: tuple[Tokens, ...] = ()  # of all tokens of a forward, in place of both
 
     @classmethod
     def roofline(cls, spec: ModelSpec, gpu: GpuSpec) -> ForwardTerms:

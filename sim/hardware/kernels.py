@@ -184,26 +184,28 @@ class KernelTables:
         """Decode attention of a layer as lines: rows, seconds at no context, seconds per cached token of all rows."""
         name, scale = self._attention("decode", head_dim, cache, window)
         factor, times = self._pairs(name, heads, kv_heads)
-        return lines(*self._axes(name, "rows", "context"), times, scale * factor)
+        rows, context = self._axes(name, "rows", "context")
+        return lines(rows, context, times, scale * factor)
 
     def prefill(self, heads: int, kv_heads: int, head_dim: int, cache: str) -> tuple[float, float]:
         """Prefill attention of a layer: seconds per launch, and per pair of query and context token."""
         name, scale = self._attention("prefill", head_dim, cache, 0)
         factor, times = self._pairs(name, heads, kv_heads)
-        return per_pair(*self._axes(name, "length"), times, scale * factor)
+        [length] = self._axes(name, "length")
+        return per_pair(length, times, scale * factor)
 
     def latent_decode(self, heads: int, cache: str) -> tuple[Floats, ...]:
         """The same as `decode` for multi-head latent attention, with the products that enter and leave the cache."""
         name = self._latent("decode", cache)
-        known, logs = self._near(name, "heads", heads)
-        rows, fixed, slope = lines(*self._axes(name, "rows", "context"), np.exp(logs), heads / known)
+        (known, logs), (rows, context) = self._near(name, "heads", heads), self._axes(name, "rows", "context")
+        rows, fixed, slope = lines(rows, context, np.exp(logs), heads / known)
         return rows, fixed + self._absorbed(heads, rows), slope
 
     def latent_prefill(self, heads: int, cache: str) -> tuple[float, float]:
         """Return the same as `prefill` for multi-head latent attention."""
         name = self._latent("prefill", cache)
-        known, logs = self._near(name, "heads", heads)
-        return per_pair(*self._axes(name, "length"), np.exp(logs), heads / known)
+        (known, logs), [length] = self._near(name, "heads", heads), self._axes(name, "length")
+        return per_pair(length, np.exp(logs), heads / known)
 
     def sparse_decode(self, kind: str, hidden: int, heads: int, cache: str, reach: int) -> tuple[Floats, ...] | None:
         """Sparse attention of a layer with its products, as two lines: up to `reach` cached tokens, and beyond.

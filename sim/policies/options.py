@@ -87,7 +87,7 @@ class Server:
     may need are allocated at admission, and prefixes are not cached."""
     enable_prefix_caching: bool = True
     """Prefill every prompt whole. By default the KV cache of prompts and answers is kept, and prompts that begin with
-    the same tokens skip that part: shared prefixes and conversations (docs/prefix-caching.md)."""
+    the same tokens skip that part: shared prefixes and conversations (docs/traffic.md)."""
     quantization: Literal["fp8"] | None = None
     """fp8: 8-bit weights in the target's layers, as in a target named NAME-fp8. Name a draft model's in --pair."""
     kv_cache_dtype: Literal["auto", "fp8"] = "auto"

@@ -75,12 +75,11 @@ def test_every_range_is_kept_by_its_configuration() -> None:
 
 
 def test_every_figure_of_a_profile_has_a_range() -> None:
-    parts = (GpuSpec, ForwardTerms, Reach, PowerFit, profile.HostCost, profile.ContentionFit, profile.Profile)
-    figures = {f.name: get_type_hints(part)[f.name] for part in parts for f in dataclasses.fields(part)}
     texts = {"name", "source", "measured", "foundation", "gpu", "models", "host", "contention", "power"}
     texts |= {"provenance", "measured_together", "whole_steps"}
-    for name in figures:
-        assert name in profile.PROFILE_RANGES or name.endswith(profile.KNOTS) or name in texts, name
+    for part in (GpuSpec, ForwardTerms, Reach, PowerFit, profile.HostCost, profile.ContentionFit, profile.Profile):
+        for name in (field.name for field in dataclasses.fields(part)):
+            assert name in ranges(part) or name.endswith(profile.KNOTS) or name in texts, name
 
 
 @dataclasses.dataclass(frozen=True)
@@ -219,5 +218,5 @@ def test_an_estimate_needs_few_steps(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_the_ranges_of_cards_are_those_of_the_cards_that_are_known() -> None:
     for card in GPUS.values():
-        for name, span in profile.CARD_RANGES.items():
+        for name, span in ranges(GpuSpec).items():
             assert span.holds(getattr(card, name))

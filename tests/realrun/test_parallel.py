@@ -68,12 +68,6 @@ def test_the_text_is_the_targets_own() -> None:
     assert generate(target, PROMPTS, 24, draft=draft, drafts=5) == generate(lanes()[0], PROMPTS, 24)
 
 
-def test_a_row_has_no_more_tokens_than_the_kernels_take() -> None:
-    _, draft = lanes()
-    with pytest.raises(ValueError, match="16 tokens per row"):
-        draft.draft([0], 9, width=9)
-
-
 @pytest.mark.parametrize("arch", ["baseline", "colocated", "pd", "pdv"])
 def test_an_experiment_that_is_served_and_simulated_has_the_same_rounds(arch: Arch) -> None:
     traffic = Traffic("random", num_prompts=8, request_rate=200.0, input_len=40, output_len=12, random_range_ratio=0.5)

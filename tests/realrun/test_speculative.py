@@ -33,14 +33,6 @@ def test_a_perfect_drafter_is_always_accepted() -> None:
         assert lanes.target.verify([0], 3).outcome().rows[0][:3] == drafted
 
 
-@settings(max_examples=6, deadline=None)
-@given(prompts)
-def test_ragged_batches_equal_one_by_one(batch: list[list[int]]) -> None:
-    lanes = kept(1, 2)
-    alone = [generate(lanes.target, [prompt], 10, draft=lanes.draft)[0] for prompt in batch]
-    assert generate(lanes.target, batch, 10, draft=lanes.draft) == alone
-
-
 def test_pins_decide_and_the_sequence_stays_consistent() -> None:
     lanes = kept(1, 2)
     batch = [[1, 2, 3], [4, 5], [6]]

@@ -101,7 +101,7 @@ def test_figures_of_mixtures_of_experts() -> None:
     assert all(cell.published > 1 and cell.ours > 1 for cell in gaining)
     text = experts.engines_text(report)
     assert "\n20 of 65 figures " in text
-    assert experts.speed_ups(report) in (ROOT / "docs" / "experts.md").read_text(encoding="utf-8")
+    assert experts.speed_ups(report) in (ROOT / "docs" / "large-models.md").read_text(encoding="utf-8")
 
 
 def test_systems_that_draft_apart() -> None:

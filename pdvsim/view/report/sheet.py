@@ -9,20 +9,18 @@ from __future__ import annotations
 import base64
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from hashlib import sha256
 from html import escape
-from importlib.resources import files
 from itertools import groupby
 from typing import TYPE_CHECKING, Any, Protocol
 
 from pdvsim.bench.output import picture
+from pdvsim.view.report import html_page
 from pdvsim.view.style import number_text
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 DPI = 120
-POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
 
 
 class Showable(Protocol):
@@ -65,27 +63,14 @@ class Sheet:
     facts: Mapping[str, Any] = field(default_factory=dict)  # provenance, one level or two
 
     def html(self) -> str:
-        here = files("pdvsim.view.report")
-        style = here.joinpath("page.css").read_text(encoding="utf-8")
         images = {name: f'<div class="scroll">{image(figure, name)}</div>' for name, figure in self.pictures.items()}
         shown = [
             (name or "Figures", parts_html(parts) + images.pop(name, "")) for name, parts in self.sections if parts
         ]
         blocks = [*images.items(), *shown, ("Provenance", provenance(self.facts))]
         body = "\n".join(f"<section><h2>{escape(name)}</h2>{block}</section>" for name, block in blocks)
-        script = here.joinpath("copy.js").read_text(encoding="utf-8") if 'class="command"' in body else ""
-        policy, tag = POLICY, ""
-        if script:
-            policy += f"; script-src 'sha256-{base64.b64encode(sha256(script.encode()).digest()).decode()}'"
-            tag = f"<script>{script}</script>\n"
-        return (
-            '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
-            '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
-            f'<meta http-equiv="Content-Security-Policy" content="{policy}">\n<link rel="icon" href="data:,">\n'
-            f"<title>{escape(self.title)}</title>\n<style>{style}</style>\n</head>\n<body>\n"
-            f'<header>\n<h1>{escape(self.title)}</h1>\n<p id="lead">{escape(self.lead)}</p>\n</header>\n<main>\n'
-            f"{body}\n</main>\n{tag}</body>\n</html>\n"
-        )
+        scripts = ["copy.js"] if 'class="command"' in body else []
+        return html_page(self.title, self.lead, f"<main>\n{body}\n</main>", scripts)
 
 
 def parts_html(parts: Iterable[str | Showable]) -> str:
