@@ -415,14 +415,14 @@ def traffic(
 def validate(
     runs: str | PathLike[str] | Sequence[str | PathLike[str]] = ..., *, own_policies: bool = ..., held_out: bool = ...,
     profile: str | PathLike[str] | None = ..., contention: Literal['fluid', 'serial', 'max'] = ..., ablations: bool =
-    ..., jobs: int | None = ..., bench: str | PathLike[str] | None = ..., silicon: Literal['all', 'vllm', 'sglang',
-    'trtllm'] | None = ..., speculation: Literal['all', 'vllm', 'sglang', 'trtllm'] | None = ..., rows: int | None =
-    ..., kind: Literal['plain', 'expert-parallel', 'apart'] | None = ..., pair: str | PathLike[str] | None = ..., arch:
-    str | type[Policy] = ..., acceptance_rate: float = ..., acceptance_concentration: float | None = ...,
-    synthetic_acceptance_rates: float | Sequence[float] = ..., acceptance_model: str | PathLike[str] | None = ...,
-    acceptance_trace: str | PathLike[str] | None = ..., num_speculative_tokens: int | None = ..., drafter:
-    Literal['model', 'pard', 'eagle3', 'p-eagle', 'dflash', 'dspark', 'mtp', 'ngram', 'suffix', 'none'] | None = ...,
-    controller: Literal['fixed', 'feedback', 'goodput', 'table', 'adaptive-verification'] = ...,
+    ..., jobs: int | None = ..., bench: str | PathLike[str] | Sequence[str | PathLike[str]] = ..., silicon:
+    Literal['all', 'vllm', 'sglang', 'trtllm'] | None = ..., speculation: Literal['all', 'vllm', 'sglang', 'trtllm'] |
+    None = ..., rows: int | None = ..., kind: Literal['plain', 'expert-parallel', 'apart'] | None = ..., pair: str |
+    PathLike[str] | None = ..., arch: str | type[Policy] = ..., acceptance_rate: float = ..., acceptance_concentration:
+    float | None = ..., synthetic_acceptance_rates: float | Sequence[float] = ..., acceptance_model: str |
+    PathLike[str] | None = ..., acceptance_trace: str | PathLike[str] | None = ..., num_speculative_tokens: int | None
+    = ..., drafter: Literal['model', 'pard', 'eagle3', 'p-eagle', 'dflash', 'dspark', 'mtp', 'ngram', 'suffix', 'none']
+    | None = ..., controller: Literal['fixed', 'feedback', 'goodput', 'table', 'adaptive-verification'] = ...,
     num_speculative_tokens_per_batch_size: str | PathLike[str] | Sequence[str | PathLike[str]] = ...,
     adaptive_verification_profile_context_len: int = ..., min_speculative_tokens: int | None = ...,
     max_speculative_tokens: int = ..., max_num_seqs: int = ..., max_draft_batch: int | None = ..., max_verify_batch:

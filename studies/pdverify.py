@@ -98,8 +98,7 @@ def modern(pair: str, concurrency: int, arrivals_s: Sequence[float], coin: float
     """pdvsim's policies on a measured H200 under these arrivals; every request has the same chance of acceptance."""
 
     def scored(arch: Arch, seed: int) -> Score:
-        lengths = {"input_len": PROMPT_TOKENS, "output_len": tokens}
-        traffic = Traffic("random", num_prompts=len(arrivals_s), seed=seed, **lengths)
+        traffic = Traffic("random", num_prompts=len(arrivals_s), input_len=PROMPT_TOKENS, output_len=tokens, seed=seed)
         scoring = Scoring(metric_percentiles=(95.0,))
         experiment = Experiment(arch, traffic, Acceptance(coin), Server(pair), scoring=scoring)
         requests = make_requests(traffic, experiment.acceptance)

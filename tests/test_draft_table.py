@@ -18,6 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import pdvsim
+from pdvsim.bench.output import dumps
 from pdvsim.cli import main
 from pdvsim.decide.draft_engines import ENGINES, EngineName
 from pdvsim.decide.draft_lengths import _merged, error_of, find_table
@@ -33,7 +34,6 @@ from pdvsim.sim.machine.batch import Batch
 from pdvsim.sim.metrics.steady import FILL, LEAST_LOOP
 from pdvsim.sim.policies.controllers import ByBatchSize
 from pdvsim.sim.run import simulate
-from pdvsim.study.output import dumps
 
 PAIRS = ("tinyllama-1.1b:llama-2-7b", "llama-3.2-1b:llama-3.1-8b", "gemma-2b:gemma-7b")
 PROMPT, OUTPUT, MOST = 32, 48, 96

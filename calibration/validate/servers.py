@@ -101,6 +101,7 @@ class SiliconRow(StatedServer):
     rank_wait: int | None = None
     rank_gather: int = Server.attention_dp_batching_wait_iters
     prompts_in_graphs: bool = False  # CUDA graphs of TensorRT-LLM
+    odd: str = ""  # why it contradicts other rows or physics, and is left out
     ttft_ms: float
     tpot_ms: float
 

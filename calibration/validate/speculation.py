@@ -34,7 +34,6 @@ from scipy.optimize import brentq
 from pdvsim.sim.config import Acceptance, Experiment, Hardware, Server, Traffic
 from pdvsim.sim.core import ServingEngine
 from pdvsim.sim.engines.profiles import engine_profile, serving
-from pdvsim.sim.hardware.attention import MeasuredAttention
 from pdvsim.sim.hardware.models import HEADS
 from pdvsim.sim.hardware.profile import Profile
 from pdvsim.sim.limits import MAX_DRAFT
@@ -256,9 +255,8 @@ def _as_tree(profile: Profile, side: PairSide) -> Profile:
     one_s, many_s = (drafter.price(requests * rows_each).seconds_0 for rows_each in (1, side.topk))
     more_s = wider_s + (steps - 1) * (many_s - one_s)
     fit = profile.models[pair.target.name]
-    assert isinstance(fit.rows, MeasuredAttention)
-    knots = tuple((width, seconds + more_s * (width > 1)) for width, seconds in fit.rows.width_knots)
-    wider = replace(fit, rows=replace(fit.rows, width_knots=knots))
+    knots = tuple((width, seconds + more_s * (width > 1)) for width, seconds in fit.width_knots)
+    wider = replace(fit, width_knots=knots)
     return replace(profile, models=profile.models | {pair.target.name: wider})
 
 

@@ -23,8 +23,8 @@ class ReportCommand(Command):
     """HTML file to write."""
 
     def execute(self) -> int:
-        from pdvsim.study.output import check_file
-        from pdvsim.study.results import load
+        from pdvsim.bench.output import check_file
+        from pdvsim.bench.results import load
         from pdvsim.view.report.document import build
 
         results = load(self.results)

@@ -13,7 +13,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from pdvsim.common.outcomes import Row
+from pdvsim.bench.length import service_s
+from pdvsim.bench.pool import Row
 from pdvsim.decide.bracket import Ends, find_edge, lockstep
 from pdvsim.decide.capacity import Capacities, Case, Plan
 from pdvsim.decide.goal import attained
@@ -28,7 +29,6 @@ from pdvsim.decide.runs import (
 from pdvsim.decide.space import Space, with_best_length
 from pdvsim.decide.tune import Search, tuned
 from pdvsim.sim.config import Arch
-from pdvsim.study.length import service_s
 
 WIDE_STEP = 1.25  # largest first step of a search; each later one may be the square of the one before
 COARSE = 0.1  # tolerance of the search before tuning

@@ -15,7 +15,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from pdvsim.study.stats import CONFIDENCE, Interval, interval
+from pdvsim.bench.stats import CONFIDENCE, Interval, interval
 from pdvsim.view.table import cell
 
 LEAST_SEEDS = 5

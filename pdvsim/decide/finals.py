@@ -11,7 +11,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from pdvsim.common.outcomes import Row
+from pdvsim.bench.length import length_of, with_length
+from pdvsim.bench.pool import Row
 from pdvsim.decide.contest import LEAST_SEEDS, Contest, contest
 from pdvsim.decide.error import lead_error
 from pdvsim.decide.goal import Goal
@@ -19,7 +20,6 @@ from pdvsim.decide.runs import Bench, kept_up, replications
 from pdvsim.decide.space import complexity
 from pdvsim.decide.tune import Search, tuned
 from pdvsim.sim.config import Experiment
-from pdvsim.study.length import length_of, with_length
 
 MOST_TIMES = 4
 FINALISTS = 4  # architectures replicated, in addition to plain decoding

@@ -16,6 +16,8 @@ from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
+from pdvsim.bench.length import length_of, with_length
+from pdvsim.bench.stats import Interval
 from pdvsim.decide.bracket import Ends, find_edge
 from pdvsim.decide.contest import contest, corrected, enough
 from pdvsim.decide.error import lead_error
@@ -24,8 +26,6 @@ from pdvsim.decide.space import with_best_length
 from pdvsim.decide.tune import SEEDS, Search, tuned
 from pdvsim.sim.config import Experiment
 from pdvsim.sim.metrics.steady import LEAST, Length, first_uses
-from pdvsim.study.length import length_of, with_length
-from pdvsim.study.stats import Interval
 
 EDGE_CELLS = 8  # an edge is found to this share of the distance between two places
 RUN_SHARE = 0.5  # of what a final run measures

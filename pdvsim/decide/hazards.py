@@ -11,7 +11,8 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from pdvsim.common.outcomes import Row
+from pdvsim.bench.pool import Row
+from pdvsim.bench.stats import Interval, interval
 from pdvsim.decide.bracket import Ends, find_edge, lockstep
 from pdvsim.decide.capacity import Capacities, Plan
 from pdvsim.decide.capacity_search import find_capacities
@@ -28,7 +29,6 @@ from pdvsim.sim.hardware.costs import CostModel
 from pdvsim.sim.metrics.steady import LEAST
 from pdvsim.sim.relevance import applicable
 from pdvsim.sim.workload.acceptance import expected_tokens
-from pdvsim.study.stats import Interval, interval
 from pdvsim.view.table import cell
 
 ALONE_PROMPTS = 25

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from pdvsim.bench.pool import Backend, Item, finished
 from pdvsim.calibration.validate.speculation import (
     LengthChoice,
     MeasuredPair,
@@ -15,9 +16,7 @@ from pdvsim.calibration.validate.speculation import (
     predicted,
     read_pairs,
 )
-from pdvsim.common.outcomes import Item
 from pdvsim.common.progress import Progress
-from pdvsim.common.workers import finished_here
 from pdvsim.view.table import grid, percent_cell
 
 CONCURRENCIES = (1, 8, 32, 128)  # up to which a group of rows reaches
@@ -54,7 +53,7 @@ def finished_rows(
     items: list[Item] = list(enumerate(points))
     rows, failures = {}, {}
     with Progress(len(points), what, quiet) as progress:
-        for number, outcome in enumerate(finished_here(task, items, jobs), 1):
+        for number, outcome in enumerate(finished(task, items, Backend(jobs)), 1):
             if outcome.row is None:
                 failures[outcome.index] = outcome.reason
             else:

@@ -18,12 +18,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import zip_longest
 
+from pdvsim.bench.stats import interval
 from pdvsim.decide.fleet import Contender, contender_name
 from pdvsim.decide.goal import Goal
 from pdvsim.decide.runs import Bench, one_server, replications, shortened, without_band
 from pdvsim.decide.space import PROMISING, Space, complexity
 from pdvsim.sim.config import Experiment
-from pdvsim.study.stats import interval
 
 FAR = 2.0  # architectures this many times worse than the best are not tuned further
 FAR_CONTENDER = 1.25  # the same for fleets and drafters that are not always kept

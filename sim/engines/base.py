@@ -18,8 +18,7 @@ from pdvsim.sim.engines.served import Block, Served, as_served, is_fp8
 from pdvsim.sim.hardware.links import NODE
 from pdvsim.sim.hardware.models import NVFP4, bits_of
 from pdvsim.sim.hardware.options import Hardware, Padding
-from pdvsim.sim.hardware.steps import EngineError, EngineStep
-from pdvsim.sim.hardware.terms import GraphSizes
+from pdvsim.sim.hardware.steps import EngineError, EngineStep, GraphSizes
 
 SIDES = ("the engines that prefill", "the engines that decode")
 

@@ -41,8 +41,7 @@ from pdvsim.sim.engines.base import (
 )
 from pdvsim.sim.engines.served import Block, Served, checkpoint, drafter_checkpoint, is_fp8, unknown_head
 from pdvsim.sim.hardware.options import Hardware
-from pdvsim.sim.hardware.steps import EngineError, EngineStep
-from pdvsim.sim.hardware.terms import GraphSizes
+from pdvsim.sim.hardware.steps import EngineError, EngineStep, GraphSizes
 from pdvsim.sim.policies.options import Server
 from pdvsim.sim.workload.suffix import SuffixOptions
 

@@ -19,15 +19,13 @@ from functools import lru_cache
 import numpy as np
 
 from pdvsim.sim.core import ServingEngine
-from pdvsim.sim.hardware import attention, terms
 from pdvsim.sim.hardware.collectives import with_collectives
 from pdvsim.sim.hardware.forward import ForwardTerms
 from pdvsim.sim.hardware.kernels import KernelTables
 from pdvsim.sim.hardware.links import LINKS, NODE, LinkSpec, nvlink_of
 from pdvsim.sim.hardware.parts import TOKENS, TYPICAL_ROWS, ModelKernels, expert_kind, product_kind
 from pdvsim.sim.hardware.profile import Profile
-from pdvsim.sim.hardware.steps import EngineError, EngineStep
-from pdvsim.sim.hardware.terms import GraphSizes
+from pdvsim.sim.hardware.steps import EngineError, EngineStep, GraphSizes
 from pdvsim.sim.hardware.transfer import WIDTHS, knots_at
 from pdvsim.sim.specs import ModelSpec, Pair
 
@@ -65,7 +63,7 @@ class ComposedProfile(Profile):
         assert self.tables is not None
         drafter = pair.draft.name if pair.draft.name != pair.target.name else ""
         fits = {
-            name: replace(compose(self.tables, self.step, spec, name == drafter), graphs=self.graphs)
+            name: replace(compose(self.tables, self.step, spec, name == drafter), **self.graphs._asdict())
             for name, spec in specs.items()
         }
         usual = (LINKS["nvlink4"], LINKS[nvlink_of(self.gpu.name)[0]])  # what the tables were timed on
@@ -82,14 +80,9 @@ class ComposedProfile(Profile):
             return error.tpot
         return math.expm1(math.hypot(math.log1p(error.tpot), math.log1p(UNMEASURED_BAR)))
 
-    def bar(self, spec: ModelSpec) -> float:
-        """The error bar of a model's times, all-reduces included."""
-        return self.uncertainty.get(spec.name, 0.0)
-
-    def at_bar(self, sign: int) -> Profile:
-        """Return the same with forward times at one end of their error bar: +1 slow, -1 fast."""
-        bars = {name: (1 + bar) ** sign for name, bar in self.uncertainty.items()}
-        return replace(self, models={name: fit.scaled(bars.get(name, 1.0)) for name, fit in self.models.items()})
+    @property
+    def sent_bar(self) -> None:
+        """None: servers were measured with their all-reduces."""
 
 
 @lru_cache(maxsize=64)
@@ -128,29 +121,32 @@ def compose(tables: KernelTables, step: EngineStep, spec: ModelSpec, drafts: boo
     reading, multiplying = parts.head()
     many_kernels = spec.latent is not None or spec.state is not None
     launched_s = step.eager_layer_s * spec.layers if many_kernels else 0.0
-    decode = attention.MeasuredAttention(
-        kv_knots=tuple((width, step.kernels * slope * float(ratio)) for width, ratio in zip(WIDTHS, wide, strict=True)),
-        row_factors=tuple((int(row), float(one / slope)) for row, one in zip(rows, slopes, strict=True)),
-        rows_knots=knots_at(rows.astype(int).tolist(), step.kernels * fixed),
-        width_knots=tuple((width, float(more)) for width, more in zip(WIDTHS, narrow, strict=True)),
-        past_share=past_share,
-        past_knots=() if past is None else knots_at(rows.astype(int).tolist(), step.kernels * past),
-    )
-    reduces = knots_at(TOKENS, step.reduces * (parts.reduces(tokens) + parts.norms(tokens))) if spec.shards > 1 else ()
+    shared, ranks = spec.shards > 1, spec.data_ranks > 1
+    reduces = step.reduces * (parts.reduces(tokens) + parts.norms(tokens)) if shared else None
+    state_knots, scan_knots = parts.states(step.kernels, step.prompts)
+    row_sizes = rows.astype(int).tolist()
     return ForwardTerms(
-        layers=terms.MeasuredLayers(knots_at(TOKENS, layer)),
-        head=terms.OutputProjection(step.kernels * reading, step.kernels * multiplying),
-        rows=decode,
-        prompts=attention.RooflineAttention(pair_s=step.prompts * pair_s, past_prompts=past_prompts),
-        overhead=terms.PromptOverhead(step.prompts * prompt_s, least_s=launched_s),
-        experts=terms.ExpertReads(step.kernels * expert_s),
-        spread=terms.SpreadExperts(
-            knots_at(TOKENS, np.maximum.accumulate(spread * np.maximum(0.0, experts - expert_s * read))),
-            knots_at(TOKENS, parts.exchange(tokens)),
-        )
-        if spec.data_ranks > 1
-        else terms.SpreadExperts(),
-        fused=terms.FusedInputs(knots_at(TOKENS, step.kernels * parts.fused(tokens)) if spec.fused_inputs else ()),
-        states=parts.states(step.kernels, step.prompts),
-        collectives=terms.Collectives(reduces, knots_at(TOKENS, parts.gather(tokens)) if spec.shards > 1 else ()),
+        layer_knots=knots_at(TOKENS, layer),
+        expert_s=step.kernels * expert_s,
+        head_weights_s=step.kernels * reading,
+        head_token_s=step.kernels * multiplying,
+        pair_s=step.prompts * pair_s,
+        kv_knots=knots_at(WIDTHS, step.kernels * slope * wide),
+        row_factors=knots_at(row_sizes, slopes / slope),
+        rows_knots=knots_at(row_sizes, step.kernels * fixed),
+        width_knots=knots_at(WIDTHS, narrow),
+        past_share=past_share,
+        past_knots=() if past is None else knots_at(row_sizes, step.kernels * past),
+        past_prompts=past_prompts,
+        mixed_s=step.prompts * prompt_s,
+        least_s=launched_s,
+        spread_knots=knots_at(TOKENS, np.maximum.accumulate(spread * np.maximum(0.0, experts - expert_s * read)))
+        if ranks
+        else (),
+        exchange_knots=knots_at(TOKENS, parts.exchange(tokens)) if ranks else (),
+        fused_knots=knots_at(TOKENS, step.kernels * parts.fused(tokens)) if spec.fused_inputs else (),
+        state_knots=state_knots,
+        scan_knots=scan_knots,
+        reduce_knots=() if reduces is None else knots_at(TOKENS, reduces),
+        gather_knots=knots_at(TOKENS, parts.gather(tokens)) if shared else (),
     )

@@ -15,6 +15,7 @@ from dataclasses import dataclass, fields
 from typing import Literal
 
 from pdvsim.sim.hardware.options import Host
+from pdvsim.sim.limits import HostSeconds
 
 Operation = Literal["launch", "completion", "handoff", "lookup"]
 # An n-gram search: seconds per row, and per token searched. Least squares over 101,214 searches of
@@ -33,13 +34,13 @@ class HostCost:
     `request_s` and `prompt_token_s` pass between a request's arrival and the server's scheduler.
     """
 
-    launch_s: float
-    completion_s: float
-    handoff_s: float
-    row_s: float = 0.0
-    request_s: float = 0.0
-    prompt_token_s: float = 0.0
-    join_s: float = 0.0
+    launch_s: HostSeconds
+    completion_s: HostSeconds
+    handoff_s: HostSeconds
+    row_s: HostSeconds = 0.0
+    request_s: HostSeconds = 0.0
+    prompt_token_s: HostSeconds = 0.0
+    join_s: HostSeconds = 0.0
 
     @property
     def between_s(self) -> float:

@@ -3,6 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import NamedTuple
+
+
+class GraphSizes(NamedTuple):
+    """Sizes that an engine pads a forward to: those of its CUDA graphs; none: no padding."""
+
+    row_buckets: tuple[int, ...] = ()
+    chunk_buckets: tuple[int, ...] = ()  # of prompt tokens
+    token_buckets: tuple[int, ...] = ()  # of all tokens of a forward, in place of both
 
 
 @dataclass(frozen=True)

@@ -7,10 +7,9 @@ from functools import cached_property
 from itertools import pairwise
 from typing import Annotated, Literal
 
-from pdvsim.sim.core import DrafterKind
+from pdvsim.sim.core import DrafterKind, Priority
 from pdvsim.sim.hardware.models import drafted_by, drafter_kind, pair_name, with_fp8_target
 from pdvsim.sim.hardware.models import pair as named_pair
-from pdvsim.sim.hardware.options import Priority
 from pdvsim.sim.limits import (
     MAX_DRAFT,
     MAX_TOKENS,
@@ -87,7 +86,7 @@ class Server:
     may need are allocated at admission, and prefixes are not cached."""
     enable_prefix_caching: bool = True
     """Prefill every prompt whole. By default the KV cache of prompts and answers is kept, and prompts that begin with
-    the same tokens skip that part: shared prefixes and conversations (docs/prefix-caching.md)."""
+    the same tokens skip that part: shared prefixes and conversations (docs/traffic.md)."""
     quantization: Literal["fp8"] | None = None
     """fp8: 8-bit weights in the target's layers, as in a target named NAME-fp8. Name a draft model's in --pair."""
     kv_cache_dtype: Literal["auto", "fp8"] = "auto"

@@ -20,12 +20,12 @@ from typing import Any
 import numpy as np
 
 import pdvsim
+from pdvsim.bench.output import dumps
 from pdvsim.sim.assembly import card_profile, covered
 from pdvsim.sim.config import Experiment, Hardware, Server
 from pdvsim.sim.hardware.cards import GPUS
 from pdvsim.sim.hardware.models import PRESETS
 from pdvsim.sim.policies import ARCHS
-from pdvsim.study.output import dumps
 
 STAGES = ("draft_s", "wait_s", "verify_s")
 LOADS: dict[str, dict[str, Any]] = {

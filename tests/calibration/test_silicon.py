@@ -13,7 +13,6 @@ import pytest
 from pdvsim.calibration.validate.servers import ROUNDS, ServerLayout, SiliconRow, not_simulated, read_rows
 from pdvsim.calibration.validate.silicon import (
     Prediction,
-    oddities,
     over_rounds,
     predict,
     ratios,
@@ -176,19 +175,14 @@ def test_a_slower_card_and_more_requests_take_longer() -> None:
     assert base.ttft_ms < crowded.ttft_ms
 
 
-def test_rows_that_cannot_be() -> None:
-    mixture = replace(ROW, name="qwen3-235b-a22b-fp8", moe_tp=1)
-    impossible = replace(ROW, id="too-fast", tpot_ms=0.01, ttft_ms=1.0)
-    slower = replace(ROW, id="slower", tpot_ms=6.0)
-    waits = replace(ROW, id="waits", ttft_ms=100_000.0)
-    reasons = oddities(
-        [ROW, replace(mixture, id="large"), replace(mixture, id="two", moe_tp=2), impossible, slower, waits]
-    )
-    assert "do not fit the card" in reasons["large"]
-    assert "stated as 1 and, for experts, 2" in reasons["two"]
-    assert "times as long as a whole request" in reasons["too-fast"]
-    assert "fewer ran concurrently" in reasons["waits"]
-    assert reasons["a-row"] == reasons["slower"] == "rows of the same settings have a TPOT of 5.0 to 6.0 ms"
+def test_rows_of_one_setting_agree_or_are_odd() -> None:
+    """Within a tenth: which of two contradicting measurements is right is not known."""
+    alike: dict[tuple[object, ...], list[float]] = {}
+    for row in read_rows():
+        if row.drafts == "none" and row.concurrency and row.workers and not row.odd:
+            alike.setdefault((row.held_out, *row.like()), []).append(row.tpot_ms)
+    apart = [times for times in alike.values() if max(times) > 1.1 * min(times)]
+    assert len(apart) < 0.01 * len(alike)
 
 
 def test_an_error_that_all_rows_share_is_none_of_their_ratios() -> None:

@@ -17,6 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import pdvsim
+from pdvsim.bench.run import SweepInterrupted
 from pdvsim.calibration.fit.build import save
 from pdvsim.cli import main
 from pdvsim.cli.run import RunCommand
@@ -39,12 +40,10 @@ from pdvsim.sim.config import Acceptance, Experiment, Hardware, Host, Scoring, S
 from pdvsim.sim.hardware.forward import ForwardTerms
 from pdvsim.sim.hardware.models import GPUS
 from pdvsim.sim.hardware.profile import roofline
-from pdvsim.sim.hardware.terms import RooflineLayers
 from pdvsim.sim.policies import ARCHS
 from pdvsim.sim.relevance import applicable
 from pdvsim.sim.run import simulate
 from pdvsim.sim.workload.acceptance import expected_tokens
-from pdvsim.study.sweep import SweepInterrupted
 from pdvsim.view.report.sheet import Sheet
 
 if TYPE_CHECKING:
@@ -198,7 +197,7 @@ def test_beyond_what_anyone_holds_nobody_wins() -> None:
 @pytest.mark.parametrize("k", [1, 4])
 def test_the_balance_of_models_is_leviathans_where_verifying_costs_a_step(tmp_path: Path, k: int) -> None:
     """On a card that only reads weights, a verify costs a target step, and the speed-up is theorem 3.8's."""
-    draft, target = (ForwardTerms(RooflineLayers(weights_s=weights_s)) for weights_s in (1e-3, 1e-2))
+    draft, target = (ForwardTerms(weights_s=weights_s) for weights_s in (1e-3, 1e-2))
     path = tmp_path / "card.json"
     save(replace(roofline(GPUS["h200"]), models={"llama-3.2-1b": draft, "llama-3.1-8b": target}), path)
     experiment = replace(DRAFTING, hardware=Hardware(profile=str(path)), server=Server(num_speculative_tokens=k))
@@ -313,14 +312,14 @@ def test_the_page_recommends_first_and_its_commands_are_copied(browser: Browser,
 def test_ctrl_c_tells_what_is_known(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, batches: int, known: str
 ) -> None:
-    real, left = runs_module.run_sweep, iter(range(batches))
+    real, left = runs_module.run, iter(range(batches))
 
     def run_sweep(*args: object) -> object:
         if next(left, None) is None:
             raise SweepInterrupted([])
         return real(*args)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(runs_module, "run_sweep", run_sweep)
+    monkeypatch.setattr(runs_module, "run", run_sweep)
     assert main(SMALL_COMMAND) == 130
     out, err = capsys.readouterr()
     assert known in out

@@ -49,7 +49,7 @@ def tokens_of(chosen: Experiment, noise: float = 0.2) -> tuple[dict[int, list[in
 def one_after_the_other(chosen: Experiment) -> dict[int, list[int]]:
     """Each request's tokens alone and without any cache; a conversation's next prompt begins with the last answer."""
     requests = make_requests(chosen.traffic, chosen.acceptance)
-    texts_drawn = prompts(requests, TINY["target"].spec.vocab, chosen.traffic.seed, CPU)
+    texts_drawn = prompts(requests, TINY["target"].spec.vocab, chosen.traffic.seed)
     texts = {number: text.tolist() for number, text in texts_drawn.items()}
     outputs: dict[int, list[int]] = {}
     following = next_turns(requests)

@@ -168,4 +168,4 @@ def test_no_server_was_measured_and_the_range_says_so() -> None:
 
 def test_the_formula_is_widened_like_that_of_mixtures() -> None:
     assert shipped().widened(0.1, FLASH) == shipped().widened(0.1, PRESETS["qwen3-30b-a3b"])
-    assert shipped().fit(FLASH, H200).layers.seconds(1, 0.0) > 0
+    assert shipped().fit(FLASH, H200).layers_s(1) > 0

@@ -15,12 +15,12 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from pdvsim.bench.resultfiles import read_frame
 from pdvsim.calibration.fit.corun import SHAPE
 from pdvsim.calibration.validate.served import read_runs
 from pdvsim.sim.hardware.models import model
 from pdvsim.sim.hardware.models import pair as named_pair
 from pdvsim.sim.hardware.profile import builtin
-from pdvsim.study.resultfiles import read_frame
 from studies import (
     corun_gains,
     drafting_apart,
@@ -70,7 +70,7 @@ def test_studies_that_use_others_run_from_any_folder(tmp_path: Path) -> None:
 
 def test_figures_of_engines() -> None:
     """At most two figures of a source are fitted, and given back; draft lengths and sharded targets are predicted."""
-    sources = engines.reproduce_engines().sources
+    sources = engines.reproduce_engines()
     for source in sources:
         fitted = [cell for cell in source.cells if cell.fitted]
         assert len(fitted) <= 2
@@ -91,7 +91,7 @@ def test_figures_of_mixtures_of_experts() -> None:
     report = experts.reproduce_experts()
     ours = {
         source.title.split(",")[0]: {cell.what: cell for cell in source.cells if cell.what.endswith("speed-up")}
-        for source in report.sources
+        for source in report
     }
     losing = [*ours["SpecForge issue 339"].values(), *list(ours["AngelSlim issue 163"].values())[:3]]
     assert all(cell.published < 1 and cell.ours < 1 for cell in losing)
@@ -101,7 +101,7 @@ def test_figures_of_mixtures_of_experts() -> None:
     assert all(cell.published > 1 and cell.ours > 1 for cell in gaining)
     text = experts.engines_text(report)
     assert "\n20 of 65 figures " in text
-    assert experts.speed_ups(report) in (ROOT / "docs" / "experts.md").read_text(encoding="utf-8")
+    assert experts.speed_ups(report) in (ROOT / "docs" / "large-models.md").read_text(encoding="utf-8")
 
 
 def test_systems_that_draft_apart() -> None:
@@ -109,7 +109,7 @@ def test_systems_that_draft_apart() -> None:
     models = named_pair(f"{drafting_apart.shipped('qwen3-0.6b')}:{drafting_apart.shipped('qwen3-32b')}")
     assert models.target.params == pytest.approx(32.8e9, rel=0.005)
     [first] = drafting_apart.nano_pearl(lengths=(14,), batches=(1,)).cells
-    assert first.published == pytest.approx(first.most, rel=drafting_apart.NEAR)
+    assert float(first.published.removesuffix("x")) == pytest.approx(first.most, rel=0.1)
     turns = drafting_apart.minedraft(rates=(0.7,), lengths=(3,))
     half, whole = turns.cells
     assert half.most > 1 > whole.most
@@ -133,8 +133,6 @@ def test_the_original_question(
     [pair] = original.PAIRS.values()
     changes = original.changes(rows, "output_throughput")
     assert (changes[pair, "concurrency", original.AGAINST] == 0).all()
-    best = original.best(rows, pair, "concurrency")
-    assert all(changes[pair, "concurrency", arch][level] >= 0 for level, arch in best.items())
 
 
 def test_the_regret_of_the_advice() -> None:
@@ -209,42 +207,10 @@ def test_the_floor_of_a_forward_by_hand(name: str, tokens: int, rows: int, floor
     assert 1000 * floor == pytest.approx(floor_ms, rel=0.02)
 
 
-def test_transformers_on_models_of_the_same_shape(monkeypatch: pytest.MonkeyPatch) -> None:
-    torch = pytest.importorskip("torch")
-    pytest.importorskip("transformers")
-    from pdvsim.realrun.engine.arch import from_config
-    from pdvsim.realrun.site import TINY
+def test_no_architecture_exceeds_its_ceiling() -> None:
     from studies import peers
 
-    for arch in TINY.values():
-        reference = peers.reference(arch, torch.device("cpu"), torch.float32)
-        spec = from_config(reference.config.to_dict(), arch.spec.name).spec
-        assert replace(spec, max_position_embeddings=arch.spec.max_position_embeddings) == arch.spec
-    tiny = {str(role): arch for role, arch in TINY.items()}
-    with monkeypatch.context() as patch:
-        patch.setattr(peers, "TOKENS", 6)
-        rows = peers.transformers_rows(tiny, torch.device("cpu"), 2, 1, lambda text: None)
-        assert [row["tokens"] for row in rows] == [12, 6, 24]
     document = json.loads((H200 / "peers.json").read_text(encoding="utf-8"))
     pd_row = next(row for row in document["rows"] if row["name"] == "pd")
     measured, predicted, ceiling = map(float, peers.table({**document, "rows": [pd_row]}).split("\n")[1].split()[1:4])
     assert max(measured, predicted) < ceiling
-
-
-def test_results_of_another_engine_are_checked() -> None:
-    """Three requests, two at a time: what is written has vLLM's sums, and each fault is seen."""
-    from studies.foreign_engine import bench_result, faults
-
-    asked = [([1] * 10, 2), ([2] * 20, 3), ([3] * 30, 2)]
-    times = [(0.0, [1.0, 1.5]), (0.0, [1.0, 1.5, 2.0]), (1.5, [2.5, 3.0])]
-    served = [
-        {"number": n, "sent_s": sent_s, "times_s": tokens_s, "tokens": len(tokens_s), "error": ""}
-        for n, (sent_s, tokens_s) in enumerate(times)
-    ]
-    document = bench_result(served, asked, 2)
-    assert faults(document, asked, 2) == []
-    assert (document["duration"], document["total_output_tokens"], document["mean_tpot_ms"]) == (3.0, 7, 500.0)
-    assert document["output_throughput"] == pytest.approx(7 / 3)
-    assert faults(document, asked, 1) == ["2 requests were under way, not 1"]
-    assert faults(document, [*asked[:2], ([3] * 30, 9)], 2) == ["output lengths differ from those asked for"]
-    assert faults(bench_result(served[:2], asked, 2), asked, 2) == ["1 requests did not finish"]
