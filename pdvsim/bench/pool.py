@@ -9,7 +9,6 @@ under the same path.
 
 from __future__ import annotations
 
-import asyncio
 import logging
 import os
 import signal
@@ -182,6 +181,8 @@ def check_reachable(backend: Backend) -> None:
     if backend.scheduler is None:
         return
     try:
+        import asyncio
+
         from distributed import rpc
         from distributed.security import Security
     except ImportError:
