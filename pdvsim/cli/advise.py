@@ -13,6 +13,7 @@ from pdvsim.cli.page import AnswerCommand
 from pdvsim.common.console import say
 from pdvsim.decide.advice import Advice
 from pdvsim.decide.advise import advise, usual_runs
+from pdvsim.decide.figures import advice_pictures
 from pdvsim.decide.fleet import ARCHS as FLEET_ARCHS
 from pdvsim.decide.fleet import Contender, chosen, drafters, fleets
 from pdvsim.decide.options import BUDGET, DecisionOptions, forewarn_few, own_rate
@@ -142,8 +143,6 @@ class AdviseOptions(DecisionOptions):
     def answer(self, question: Question | None = None, progress: Callable[[int], None] | None = None) -> Advice:
         """The advice; `progress` is called with the number of simulations done."""
         advice = advise(question or self.question(), Bench(self.jobs, progress, prompts=self.num_prompts))
-        from pdvsim.decide.figures import advice_pictures  # and with it pydantic: a fifth of the start-up time
-
         advice.drawn_by = advice_pictures
         return advice
 

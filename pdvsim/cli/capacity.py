@@ -12,6 +12,7 @@ from pdvsim.bench.estimate import forewarn
 from pdvsim.cli.page import AnswerCommand
 from pdvsim.decide.capacity import Capacities, Plan
 from pdvsim.decide.capacity_search import find_capacities
+from pdvsim.decide.figures import capacity_pictures
 from pdvsim.decide.goal import Goal
 from pdvsim.decide.options import DecisionOptions, forewarn_few
 from pdvsim.decide.runs import Bench, saturated, without_band
@@ -56,8 +57,6 @@ class CapacityOptions(DecisionOptions):
     def answer(self, plan: Plan | None = None, progress: Callable[[int], None] | None = None) -> Capacities:
         """The rates held; `progress` is called with the number of simulations done."""
         capacities = find_capacities(plan or self.question(), Bench(self.jobs, progress), self.gpu_hour_usd)
-        from pdvsim.decide.figures import capacity_pictures  # and with it pydantic: a fifth of the start-up time
-
         capacities.drawn_by = capacity_pictures
         return capacities
 

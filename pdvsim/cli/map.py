@@ -9,6 +9,7 @@ from functools import partial
 from pdvsim.bench import output
 from pdvsim.bench.estimate import forewarn
 from pdvsim.cli.page import AnswerCommand
+from pdvsim.decide.figures import map_pictures
 from pdvsim.decide.fleet import ARCHS as FLEET_ARCHS
 from pdvsim.decide.fleet import fleets
 from pdvsim.decide.grid import Axis, Grid, Place, size_ratio
@@ -120,8 +121,6 @@ class MapOptions(DecisionOptions):
         """The map; `progress` is called with the number of simulations done."""
         bench = Bench(self.jobs, progress, band=self.against is not None, prompts=self.num_prompts)
         winners = draw_map(grid or self.question(), bench)
-        from pdvsim.decide.figures import map_pictures  # and with it pydantic: a fifth of the start-up time
-
         winners.drawn_by = map_pictures
         return winners
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -12,12 +13,12 @@ from pdvsim.live.gauge import LATENCIES, MARKS, STRIP_S
 from pdvsim.sim.core import KINDS
 from pdvsim.sim.policies import policy_of
 from pdvsim.sim.records import LANES
-from pdvsim.view.charts import DASHES, Bar, Chart, Trace, histogram
+from pdvsim.view.charts import DASHES, Bar, Chart, Curve, histogram
 from pdvsim.view.style import KIND_COLOURS, LANE_COLOURS, arch_colour
 from pdvsim.view.table import cell
 
-Figures = Sequence[dict[str, Any]]  # of each architecture, as `Gauge.figures` gives them
-Content = dict[str, Any] | None
+WindowFigures = Sequence[dict[str, Any]]  # of each architecture, as `Gauge.figures` gives them
+LiveContent = dict[str, Any] | None
 SERIES = {"tokens_per_s": ("Output tokens per second", 1.0), "in_system": ("Requests in system", 1.0),
           "draft_length": ("Draft length", 1.0), "acceptance": ("Drafts accepted (%)", 100.0)}  # fmt: skip
 RATES, LATENCY, BATCHES, LANE, CONTROL, CACHE = "rates", "latencies", "batches", "lanes", "controller", "caches"
@@ -34,7 +35,7 @@ class LivePart(NamedTuple):
     title: str
     kind: str
     every: int
-    content: Callable[[Figures], Content]
+    content: Callable[[WindowFigures], LiveContent]
 
 
 def parts(archs: Sequence[str], names: Sequence[str], levels_s: Mapping[str, float]) -> list[LivePart]:
@@ -45,38 +46,39 @@ def parts(archs: Sequence[str], names: Sequence[str], levels_s: Mapping[str, flo
     lanes = [policy_of(arch).lane_names() for arch in archs]
     drafting = [policy_of(arch).speculates for arch in archs]
 
-    def compared(figures: Figures) -> Content:
+    def compared(figures: WindowFigures) -> LiveContent:
         return {"table": {"heads": list(zip(names, colours, strict=True)), "rows": table_rows(figures)},
                 "note": "Small: difference from the first, green if better." if len(names) > 1 else ""}  # fmt: skip
 
-    def strip(figures: Figures) -> Content:
+    def strip(figures: WindowFigures) -> LiveContent:
         rows = {(at, lane): f"{names[at]} {lane}" for at, own in enumerate(lanes) for lane in own}
         bars = [bar for at, shown in enumerate(figures) for bar in _launches(shown, at, [*rows])]
         key = [(kind, KIND_COLOURS[kind]) for kind in KINDS]
         span = (-1e3 * STRIP_S, 0.0)
         return _charts(Chart(x="ms from now", rows=[*rows.values()], bars=bars, key=key, range=span))
 
-    def over_time(column: str) -> Callable[[Figures], Content]:
+    def over_time(column: str) -> Callable[[WindowFigures], LiveContent]:
         scale = SERIES[column][1]
 
-        def content(figures: Figures) -> Content:
+        def content(figures: WindowFigures) -> LiveContent:
             shown = [at for at in range(len(archs)) if drafting[at] or column not in ("draft_length", "acceptance")]
             return _lines([(names[at], colours[at], figures[at]["series"], column) for at in shown], scale, dashes)
 
         return content
 
-    def spread(metric: str) -> Callable[[Figures], Content]:
+    def spread(metric: str) -> Callable[[WindowFigures], LiveContent]:
         levels = [1e3 * levels_s[metric]] if metric in levels_s else []
 
-        def content(figures: Figures) -> Content:
+        def content(figures: WindowFigures) -> LiveContent:
             edges_ms, counted = binned([shown["spreads"][metric] for shown in figures])
             found = dict(zip(names, zip(colours, counted, strict=True), strict=True))
-            return _charts(histogram(metric, edges_ms, found, log_x=True, levels=levels, height=HEIGHT_PX))
+            shown = histogram(metric, edges_ms, found, log_x=True, levels=levels, height=HEIGHT_PX)
+            return _charts(replace(shown, title=""))
 
         return content
 
-    def queues(at: int) -> Callable[[Figures], Content]:
-        def content(figures: Figures) -> Content:
+    def queues(at: int) -> Callable[[WindowFigures], LiveContent]:
+        def content(figures: WindowFigures) -> LiveContent:
             shown = [(lane, LANE_COLOURS[lane], figures[at]["series"], f"queue_{lane}") for lane in lanes[at]]
             return _lines(shown, 1.0, ["-"] * len(shown), gives_way=True)
 
@@ -92,18 +94,18 @@ def parts(archs: Sequence[str], names: Sequence[str], levels_s: Mapping[str, flo
     ]  # fmt: skip
 
 
-def _charts(*charts: Chart) -> Content:
+def _charts(*charts: Chart) -> LiveContent:
     return {"charts": charts}
 
 
 def _lines(
     lines: Sequence[tuple[str, str, dict[str, Any], str]], scale: float, dashes: Sequence[str], gives_way: bool = False
-) -> Content:
+) -> LiveContent:
     """Series over time; nothing while they are constant: queues that are empty, a draft length that is fixed."""
     traces = []
     for (name, colour, series, column), dash in zip(lines, dashes, strict=False):
         known = ~np.isnan(series[column])
-        traces.append(Trace(name, colour, series["time_s"][known], scale * series[column][known], dash=dash))
+        traces.append(Curve(name, colour, series["time_s"][known], scale * series[column][known], dash=dash))
     chart = Chart(x="seconds", traces=traces, height=HEIGHT_PX, top=100.0 if scale > 1 else None)
     return None if chart.constant and (gives_way or not scale > 1) else _charts(chart)
 
@@ -117,8 +119,8 @@ def _launches(shown: dict[str, Any], at: int, rows: Sequence[tuple[int, str]]) -
     ):
         lane, kind, start_s, end_s, count, tokens = values
         said = f"{KINDS[kind]}: {count} rows, {tokens} tokens, {1e3 * (end_s - start_s):.2f} ms"
-        ends = (1e3 * (time_s - shown["now_s"]) for time_s in (max(start_s, shown["now_s"] - STRIP_S), end_s))
-        bars.append(Bar(rows.index((at, LANES[lane])), *ends, KIND_COLOURS[KINDS[kind]], said))
+        start, end = (1e3 * (time_s - shown["now_s"]) for time_s in (max(start_s, shown["now_s"] - STRIP_S), end_s))
+        bars.append(Bar(rows.index((at, LANES[lane])), start, end, KIND_COLOURS[KINDS[kind]], said))
     return bars
 
 
@@ -140,7 +142,7 @@ class Line(NamedTuple):
     better: int = 0  # 1 if more is better, -1 if less is
 
 
-def lines(figures: Figures) -> list[Line]:
+def lines(figures: WindowFigures) -> list[Line]:
     """Every metric, those that are always shown first, then by group."""
 
     def line(name: str, key: str, group: str = "", better: int = 0) -> Line:
@@ -179,7 +181,7 @@ def lines(figures: Figures) -> list[Line]:
     return sorted(table, key=lambda line: groups.index(line.group))
 
 
-def table_rows(figures: Figures) -> list[tuple[str, str, list[tuple[str, str, str]]]]:
+def table_rows(figures: WindowFigures) -> list[tuple[str, str, list[tuple[str, str, str]]]]:
     """The table's rows: name, group, and of each cell its text, its difference from the first, and its class."""
     late = [("overloaded", "", "grew") if f["overloaded"] else ("steady", "", "") for f in figures]
     rows = [("queue", "", late)]

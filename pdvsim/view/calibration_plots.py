@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from pdvsim.calibration.validate.served import FAMILIES
-from pdvsim.view.charts import Chart, Trace
+from pdvsim.view.charts import Chart, Curve
 from pdvsim.view.figure import chart_figure
 from pdvsim.view.setting import values_text
 from pdvsim.view.style import KIND_COLOURS, arch_colour, arch_rank
@@ -40,7 +40,7 @@ def solo_figure(solos: Mapping[str, Solo], foundation: str) -> Figure:
         marks = [_marks(kind, KIND_COLOURS[kind], ms[kinds == kind], solo.errors[kinds == kind] * 100)
                  for kind in dict.fromkeys(kinds)]  # fmt: skip
         ends = [ms.min(), ms.max()]
-        grey = Trace("", GREY, ends, [0, 0], half=[6, 6])
+        grey = Curve("", GREY, ends, [0, 0], half=[6, 6])
         charts.append(Chart(model, "Error (%)", "Predicted time (ms)", [grey, *marks], log_x=True, free=True))
     columns = min(3, len(charts))
     rows = [charts[at : at + columns] for at in range(0, len(charts), columns)]
@@ -56,8 +56,8 @@ def corun_figure(corun: Corun, foundation: str) -> Figure:
         marks = []
         for (kind, ordered), rows in mine.groupby(["kind", "ordered"], sort=False):
             name = f"{kind}, {'by priority' if ordered else 'equal streams'}"
-            look = {"marker": "^" if ordered else "o"}
-            marks.append(_marks(name, KIND_COLOURS[kind], rows["measured"], rows["by_shape"], **look))
+            mark = "^" if ordered else "o"
+            marks.append(_marks(name, KIND_COLOURS[str(kind)], rows["measured"], rows["by_shape"], marker=mark))
         charts.append(_diagonal(title, marks, "Measured slowdown", "Predicted slowdown"))
     return chart_figure([charts], note, inches=(5.2, 5.5))
 
@@ -80,8 +80,9 @@ def validation_figure(document: Mapping[str, Any]) -> Figure:
             for arch in sorted({run["arch"] for run in runs}, key=arch_rank):
                 at = [(r["measured"][metric], r["predicted"][metric]) for r in runs
                       if r["arch"] == arch and metric in r["errors"]]  # fmt: skip
-                marks.append(_marks(arch, arch_colour(arch), *zip(*at, strict=True), marker=mark) if at else None)
-        charts.append(_diagonal(title, list(filter(None, marks)), f"Measured ({unit})", f"Predicted ({unit})"))
+                x, y = [a for a, _ in at], [b for _, b in at]
+                marks += [_marks(arch, arch_colour(arch), x, y, marker=mark)] if at else []
+        charts.append(_diagonal(title, marks, f"Measured ({unit})", f"Predicted ({unit})"))
     return chart_figure([charts[:3], charts[3:]], note, inches=(5.2, 4.6))
 
 
@@ -112,16 +113,16 @@ GREY = "#777777"
 SHAPES = {"o": "●", "s": "■", "v": "▼", "^": "▲", "D": "◆"}
 
 
-def _marks(name: str, colour: str, x: Any, y: Any, hollow: bool = False, size: float = 5, marker: str = "o") -> Trace:
+def _marks(name: str, colour: str, x: Any, y: Any, hollow: bool = False, size: float = 5, marker: str = "o") -> Curve:
     """Points without a line."""
-    return Trace(name, colour, np.asarray(x, float), np.asarray(y, float), hollow=[hollow] * len(x), marker=marker,
+    return Curve(name, colour, np.asarray(x, float), np.asarray(y, float), hollow=[hollow] * len(x), marker=marker,
                  dash="none", size=size)  # fmt: skip
 
 
-def _diagonal(title: str, marks: Sequence[Trace], x: str, y: str) -> Chart:
+def _diagonal(title: str, marks: Sequence[Curve], x: str, y: str) -> Chart:
     """Equal log axes with the line of no error and a band around it."""
     values = np.concatenate([np.concatenate([trace.x, trace.y]) for trace in marks] or [np.ones(1)])
     values = values[values > 0]
     ends = np.array([values.min() / 1.15, values.max() * 1.15])
-    line = Trace("", GREY, ends, ends, half=ends * BAND)
+    line = Curve("", GREY, ends, ends, half=ends * BAND)
     return Chart(title, y, x, [line, *marks], log_x=True, log_y=True, range=(ends[0], ends[1]))

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 
@@ -39,35 +39,27 @@ if TYPE_CHECKING:
     import pandas as pd
 
 Entry = dict[str, Any]
-DASHES = ("-", "--", ":", "-.")
+Dash = Literal["-", "--", ":", "-.", "none"]
+DASHES: tuple[Dash, ...] = ("-", "--", ":", "-.")
 PALEST = 0.7  # most white in the colour of an architecture's last setting
 LOGARITHMIC = ("ttft", "e2el")  # latencies that a queue multiplies
 
 
-class Curve(NamedTuple):
-    """Style of one curve."""
-
-    label: str
-    colour: str
-    marker: str = "o"
-    dash: str = "-"
-
-
 @dataclass(frozen=True)
-class Trace:
-    """One curve; nan is a gap."""
+class Curve:
+    """One curve; nan is a gap. Without values, its style."""
 
     name: str
     colour: str
-    x: Sequence[float] | Array
-    y: Sequence[float] | Array
-    half: Sequence[float] = ()  # half-width of the interval of each point
+    x: Sequence[float] | Array = ()
+    y: Sequence[float] | Array = ()
+    half: Sequence[float] | Array = ()  # half-width of the interval of each point
     low: Sequence[float] = ()  # error bar of predicted forward times
     high: Sequence[float] = ()
     hollow: Sequence[bool] = ()  # if given, points have markers
     text: Sequence[str] = ()  # about each point
     marker: str = "o"
-    dash: str = "-"
+    dash: Dash = "-"
     step: bool = False
     fill: bool = False
     size: float = 8.0  # of markers in a file, in points
@@ -92,7 +84,7 @@ class Chart:
     title: str = ""
     unit: str = ""
     x: str = ""
-    traces: Sequence[Trace] = ()
+    traces: Sequence[Curve] = ()
     rows: Sequence[str] = ()
     bars: Sequence[Bar] = ()
     key: Sequence[tuple[str, str]] = ()  # legend of bars: names and colours
@@ -115,7 +107,7 @@ class Chart:
 
 def plain(value: Any) -> Any:
     """Charts and their values as JSON: rounded to visible digits, without what is empty; nan is null."""
-    if isinstance(value, Chart | Trace):
+    if isinstance(value, Chart | Curve):
         parts = {name: part for name, part in vars(value).items() if part is not None}
         return {n: plain(p) for n, p in parts.items() if not (isinstance(p, bool | int | str) and not p) and len_of(p)}
     if isinstance(value, Mapping):
@@ -137,13 +129,16 @@ def len_of(value: Any) -> int:
 
 def arch_curve(arch: str) -> Curve:
     """Curve style of an architecture."""
-    return Curve(arch, arch_colour(arch), arch_marker(arch))
+    return Curve(arch, arch_colour(arch), marker=arch_marker(arch))
 
 
 def curves_named(labels: Sequence[str]) -> list[Curve]:
     """Curves of other columns than architecture: other colours, from dark to pale."""
     markers, steps = [*ARCH_MARKERS.values()], (len(RAMP) - 1) / max(len(labels) - 1, 1)
-    return [Curve(n, RAMP[round(i * steps)], markers[i % len(markers)], DASHES[i % 3]) for i, n in enumerate(labels)]
+    return [
+        Curve(n, RAMP[round(i * steps)], marker=markers[i % len(markers)], dash=DASHES[i % 3])
+        for i, n in enumerate(labels)
+    ]
 
 
 def entries_of(points: pd.DataFrame) -> list[Entry]:
@@ -165,7 +160,7 @@ def curves_of(entries: Iterable[Entry]) -> list[Curve]:
     return [
         Curve(
             name, paler(arch_colour(arch), PALEST * number / len(names)) if number else arch_colour(arch),
-            arch_marker(arch) if len(series) > 1 else markers[number % len(markers)], DASHES[number % 3],
+            marker=arch_marker(arch) if len(series) > 1 else markers[number % len(markers)], dash=DASHES[number % 3],
         )
         for arch, names in series.items()
         for number, name in enumerate(names)
@@ -197,7 +192,7 @@ def over_loads(
     kind = str(entries[0]["load_kind"])
     ticks = load_ticks(entries)
     if len(ticks) == 1:
-        shown, colours = [e for e in entries if has(e, metric)], {c.label: c.colour for c in curves}
+        shown, colours = [e for e in entries if has(e, metric)], {c.name: c.colour for c in curves}
         bars = [
             Bar(n, 0.0, e[metric].mean * scale, colours[e["series"]], _said(e, metric, unit), grew(e["stability"]),
                 e[metric].half * scale) for n, e in enumerate(shown)
@@ -206,7 +201,7 @@ def over_loads(
         return Chart(title, unit, place, rows=[e["series"] for e in shown], bars=bars)
     at, traces = places(e["load"] for e in entries), []
     for curve in curves:
-        mine = [(e, x) for e, x in zip(entries, at, strict=True) if e["series"] == curve.label and has(e, metric)]
+        mine = [(e, x) for e, x in zip(entries, at, strict=True) if e["series"] == curve.name and has(e, metric)]
         if mine:
             traces.append(trace_of([e for e, _ in mine], metric, curve, [x for _, x in mine]))
     log = any(word in metric for word in LOGARITHMIC)
@@ -220,13 +215,13 @@ def load_ticks(entries: Iterable[Entry]) -> list[tuple[float, str]]:
     return sorted(dict(zip(places(loads), map(load_text, loads), strict=True)).items())
 
 
-def spread(traces: Sequence[Trace]) -> bool:
+def spread(traces: Sequence[Curve]) -> bool:
     """Whether positive values differ by so much that their axis is logarithmic."""
     values = [y for trace in traces for y in trace.y]
     return bool(values) and max(values) > 10 * min(values) > 0
 
 
-def trace_of(entries: Sequence[Entry], metric: str, curve: Curve, x: Sequence[float]) -> Trace:
+def trace_of(entries: Sequence[Entry], metric: str, curve: Curve, x: Sequence[float]) -> Curve:
     """The values of entries at positions `x`, with their intervals and error bars."""
     unit, scale = name_of(metric)[1:]
     y = [e[metric].mean * scale for e in entries]
@@ -237,7 +232,7 @@ def trace_of(entries: Sequence[Entry], metric: str, curve: Curve, x: Sequence[fl
     low, high = ends if len(x) == len(ends[0]) == len(ends[1]) else ((), ())
     hollow, text = [grew(e.get("stability")) for e in entries], [_said(e, "", unit) for e in entries]
     half = half if any(half) else []
-    return Trace(curve.label, curve.colour, x, y, half, low, high, hollow, text, curve.marker, curve.dash)
+    return replace(curve, x=x, y=y, half=half, low=low, high=high, hollow=hollow, text=text)
 
 
 def _said(entry: Entry, metric: str, unit: str) -> str:
@@ -252,7 +247,7 @@ def _said(entry: Entry, metric: str, unit: str) -> str:
 def histogram(metric: str, edges_ms: Array, counts: Mapping[str, tuple[str, Array]], **more: Any) -> Chart:
     """Shares of the latencies between neighbouring edges, by name, each with its colour."""
     traces = [
-        Trace(name, colour, edges_ms, np.append(100 * found / max(1, found.sum()), 0.0), step=True, fill=True)
+        Curve(name, colour, edges_ms, np.append(100 * found / max(1, found.sum()), 0.0), step=True, fill=True)
         for name, (colour, found) in counts.items()
     ]
     unit = f"% of {'chunks' if metric == 'itl' else 'requests'}"
@@ -291,7 +286,7 @@ def timeline(series: Mapping[str, Any]) -> list[Chart]:
     for title, lines, factor in panels:
         shown = [(name, np.asarray(values) * factor, colour) for name, values, colour in lines if len(values)]
         known = [(name, np.flatnonzero(~np.isnan(values)), values, colour) for name, values, colour in shown]
-        traces = [Trace(name, colour, series["start_s"] + (at + 0.5) * series["bin_s"], values[at])
+        traces = [Curve(name, colour, series["start_s"] + (at + 0.5) * series["bin_s"], values[at])
                   for name, at, values, colour in known if len(at)]  # fmt: skip
         if traces:
             span = (series["start_s"], series["start_s"] + len(series["in_flight"]) * series["bin_s"])

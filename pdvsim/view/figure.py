@@ -9,13 +9,11 @@ from contextlib import contextmanager
 from itertools import product
 from typing import TYPE_CHECKING, Any, Literal
 
-import numpy as np
-
-from pdvsim.view.charts import Chart, Trace
-
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+
+    from pdvsim.view.charts import Chart, Curve
 
 DPI = 150
 CAPTION_INCHES = 0.2  # a line
@@ -92,6 +90,8 @@ def chart_figure(
 
 def draw(axes: Axes, chart: Chart, framed: Sequence[Chart] = ()) -> None:
     """A chart; the ends of its y axis are from the values of the charts `framed`."""
+    import numpy as np
+
     whiskers = sum(len(trace.half) > 0 for trace in chart.traces) > CLEAR
     for number, trace in enumerate(chart.traces):
         shift = min(DODGE, 0.5 / len(chart.traces)) * (number - (len(chart.traces) - 1) / 2) if whiskers else 0.0
@@ -147,8 +147,10 @@ def _log_ticks(axis: Any, low: float, high: float) -> None:
     axis.set_minor_formatter(NullFormatter())
 
 
-def _curve(axes: Axes, trace: Trace, x: Any, whiskers: bool) -> None:
+def _curve(axes: Axes, trace: Curve, x: Any, whiskers: bool) -> None:
     """One curve: line, markers, and its interval as a band or whiskers."""
+    import numpy as np
+
     y, colour = np.asarray(trace.y, float), trace.colour
     axes.plot(
         x, y, linestyle=trace.dash, color=colour, linewidth=2, drawstyle="steps-post" if trace.step else "default"
@@ -179,6 +181,8 @@ def _curve(axes: Axes, trace: Trace, x: Any, whiskers: bool) -> None:
 
 def _ends(axes: Axes, chart: Chart, framed: Sequence[Chart]) -> None:
     """Scales, ticks and ends of the axes: means and error bars, intervals up to a limit, as those of two are long."""
+    import numpy as np
+
     traces = [trace for one in framed for trace in one.traces]
     known = np.concatenate([np.asarray(v, float) for t in traces for v in (t.y, t.low, t.high)] or [np.zeros(1)])
     low, high = (float(known[~np.isnan(known)].min(initial=np.inf)), float(np.nan_to_num(known).max(initial=0.0)))
@@ -201,7 +205,7 @@ def _ends(axes: Axes, chart: Chart, framed: Sequence[Chart]) -> None:
         axes.set_xlim(chart.range)
 
 
-def legend(figure: Figure, traces: Sequence[Trace], title: str | None = None) -> None:
+def legend(figure: Figure, traces: Sequence[Curve], title: str | None = None) -> None:
     """Legend above all charts, in as many lines as needed; the figure's title is below it."""
     from matplotlib.lines import Line2D
 
@@ -235,6 +239,7 @@ def label_points(axes: Axes, labels: Sequence[tuple[float, float, str, str]], sp
     Each text is as near as possible; if no place is free, it is placed where it hides least. `spans` are horizontal and
     vertical lines, as x, y, x, y. The figure must be complete, as its layout decides where there is room.
     """
+    import numpy as np
     from matplotlib.text import Text
 
     figure = axes.get_figure(root=True)

@@ -73,29 +73,21 @@ def improvement_figure(results: Results, metric: str, against: str) -> Figure | 
     gains = cells(results, metric, against)
     if not gains:
         return None
-    settings = list(dict.fromkeys(cell.setting for cell in gains))
-    archs = list(dict.fromkeys(cell.arch for cell in gains))
-    loads = sorted({_key(cell.load): cell.load for cell in gains}.values(), key=lambda v: (math.isnan(v), v))
-    one = len(settings) == 1
-    panels = [gains] if one else [[c for c in gains if c.arch == arch] for arch in archs]
-    rows = archs if one else settings
-    longest = max(map(len, rows))
-    width = 2.6 + 0.095 * longest + 1.05 * len(loads)
-    title, _, _ = name_of(metric)
-    limit = _limit(gains)
+    settings, archs = (list(dict.fromkeys(names)) for names in zip(*((g.setting, g.arch) for g in gains), strict=True))
+    loads = sorted({load_text(g.load): g.load for g in gains}.values(), key=lambda v: (math.isnan(v), v))
+    one, flip, limit = len(settings) == 1, lower_is_better(metric), _limit(gains)
+    rows, panels = (archs, [""]) if one else (settings, archs)
+    title = f"{name_of(metric)[0]}: difference from {against}" + (f", {settings[0]}" if one and settings[0] else "")
+    size = max(2.6 + 0.095 * max(map(len, rows)) + 1.05 * len(loads), 7.5), 1.5 + len(panels) * (0.5 * len(rows) + 0.9)
     with styled():
-        figure = new_figure(
-            max(width, 7.5), 1.5 + len(panels) * (0.5 * len(rows) + 0.9), _caption(results, gains, metric, against),
-            f"{title}: difference from {against}" + (f", {settings[0]}" if one and settings[0] else ""),
-        )  # fmt: skip
+        figure = new_figure(*size, _caption(results, gains, metric, against), title)
         grid = figure.subplots(len(panels), 1, squeeze=False, sharex=True)[:, 0]
-        for axes, panel, arch in zip(grid, panels, archs, strict=False):
-            _panel(axes, panel, rows, loads, one, lower_is_better(metric), limit)
+        for axes, arch in zip(grid, panels, strict=True):
+            _panel(axes, [g for g in gains if g.arch == arch or one], rows, loads, one, flip, limit)
             if not one:
                 titled(axes, arch, fontsize=12)
-        [kind] = {cell.load_kind for cell in gains}
-        grid[-1].set_xlabel(AXIS_NAMES.get(kind, load_name(kind)))
-        _bar(figure, list(grid), lower_is_better(metric), limit)
+        grid[-1].set_xlabel(AXIS_NAMES.get(gains[0].load_kind, load_name(gains[0].load_kind)))
+        _bar(figure, list(grid), flip, limit)
     return figure
 
 
@@ -106,27 +98,24 @@ def _panel(
     from matplotlib.colors import SymLogNorm
     from matplotlib.patches import Rectangle
 
-    at = {_key(load): i for i, load in enumerate(loads)}
     values = np.full((len(rows), len(loads)), np.nan)
     texts = np.full(values.shape, "", object)
-    for cell in gains:
-        row, column = rows.index(cell.arch if by_arch else cell.setting), at[_key(cell.load)]
-        values[row, column] = cell.relative.mean if cell.significant else 0.0
-        texts[row, column] = cell.text
-        if not cell.significant:
+    places = list(map(load_text, loads))
+    for g in gains:
+        row, column = rows.index(g.arch if by_arch else g.setting), places.index(load_text(g.load))
+        values[row, column], texts[row, column] = g.relative.mean if g.significant else 0.0, g.text
+        if not g.significant:
             style: dict[str, Any] = {"facecolor": "0.9", "edgecolor": "white", "hatch": "//", "linewidth": 1.5}
             axes.add_patch(Rectangle((column, row), 1, 1, zorder=1.5, **style))
     sns.heatmap(
         values, ax=axes, annot=texts, fmt="", cmap="vlag" if flip else "vlag_r",
         norm=SymLogNorm(FAINT, 0.5, -limit, limit), cbar=False, linewidths=1.5, linecolor="white",
-        annot_kws={"fontsize": 11}, xticklabels=[load_text(load) for load in loads], yticklabels=rows,
-        mask=np.isnan(values),
+        annot_kws={"fontsize": 11}, xticklabels=places, yticklabels=rows, mask=np.isnan(values),
     )  # fmt: skip
     axes.grid(False)  # it would show in empty cells
     for text in axes.texts:
         text.set_zorder(3)
-    axes.tick_params(axis="y", rotation=0)
-    axes.tick_params(axis="x", rotation=0)
+    axes.tick_params(rotation=0)
 
 
 def _limit(gains: list[Gain]) -> float:

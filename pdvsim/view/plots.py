@@ -158,8 +158,8 @@ def _lanes(entries: Sequence[Entry], lanes: Sequence[str]) -> Chart:
     traces = []
     for _, lane, share, busy in shares:
         mine = [e for e in entries if has(e, f"lanes_{lane}_{share}")]
-        look = (LANE_COLOURS[lane], "o", "-") if busy else (LANE_COLOURS[lane], ".", ":")
-        curve = Curve(lane if busy else f"{lane}: bandwidth", *look)
+        curve = Curve(lane, LANE_COLOURS[lane])
+        curve = curve if busy else replace(curve, name=f"{lane}: bandwidth", marker=".", dash=":")
         traces.append(trace_of(mine, f"lanes_{lane}_{share}", curve, places(e["load"] for e in mine)))
     return Chart(arch, "% of one GPU", axis, traces, ticks=ticks, log_x=ticks[0][0] > 0, top=105.0)
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from pdvsim.bench.stats import Interval
 from pdvsim.sim.metrics.summary import latencies_s
-from pdvsim.view.charts import Chart, Trace, breakdown, histogram
+from pdvsim.view.charts import Chart, Curve, breakdown, histogram
 from pdvsim.view.figure import chart_figure
 from pdvsim.view.report.series import in_flight, waiting
 from pdvsim.view.setting import seeds_text, setting_line
@@ -49,7 +49,7 @@ def run_figure(result: Result, metrics: dict[str, Any], caption: str) -> Figure:
     start_s, end_s = float(requests["arrival_s"].min()), float(requests["finish_s"].max())
     edges = np.linspace(start_s, max(end_s, start_s + 1e-6), BINS + 1)
     shown = (("in the system", in_flight(requests), SLATE), ("not admitted", waiting(requests), LILAC))
-    traces = [Trace(name, colour, edges[1:], steps.mean(edges), fill=True) for name, steps, colour in shown]
+    traces = [Curve(name, colour, edges[1:], steps.mean(edges), fill=True) for name, steps, colour in shown]
     steps_ms = {f"breakdown_ms_{k}": Interval(v, 0.0, 1) for k, v in metrics.get("breakdown_ms", {}).items()}
     entry = steps_ms | {"arch": arch, "spec_decode_acceptance_length": metrics.get("spec_decode_acceptance_length")}
     over_time = Chart("Requests over time", "", "seconds", traces)

@@ -22,14 +22,14 @@ DETAIL = "±, brackets, decimals"  # dropped on a narrow terminal; differences k
 LEFT_OUT = "left out to fit"
 BRACKETS = "error range in brackets"  # a note that begins with this is dropped with them
 LONG_TEXT, SHORT_TEXT = 24, 14  # columns of longer texts are folded first, to no less; the others if need be
-Row = Mapping[str, str]
+TextRow = Mapping[str, str]
 
 
 @dataclass(frozen=True)
 class TextTable:
     """Rows with the same keys. Printed, it fits the terminal; on a page it is complete."""
 
-    rows: Sequence[Row]
+    rows: Sequence[TextRow]
     spare: Sequence[str] = ()  # columns, and DETAIL, omitted on a narrow terminal, in this order
     notes: Sequence[str] = ()  # under it
     headings: Sequence[str] = ()  # one per row, shown above the first row that has it
@@ -44,7 +44,7 @@ class TextTable:
         """The table as HTML with its notes, numbers to the right; texts are escaped."""
         right = {name for name in self.rows[0] if all(_is_figure(row[name]) for row in self.rows)}
 
-        def line(kind: str, cells: Row) -> str:
+        def line(kind: str, cells: TextRow) -> str:
             sides = (
                 (f'style="text-align:{"right" if n in right else "left"}"', html.escape(t)) for n, t in cells.items()
             )
@@ -138,7 +138,7 @@ def load_text(load: float) -> str:
 # layout --------------------------------------------------------------------------------------------------------------
 
 
-def rows_table(rows: Sequence[Row]) -> str:
+def rows_table(rows: Sequence[TextRow]) -> str:
     """Rows with the same keys as one grid that fits the terminal, the keys as its header."""
     return "\n".join(fitted_table(rows, ()))
 
@@ -148,7 +148,7 @@ def grid(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     return "\n".join(_lines(header, rows, [""] * len(rows)))
 
 
-def fitted_table(rows: Sequence[Row], spare: Iterable[str], headings: Sequence[str] = ()) -> list[str]:
+def fitted_table(rows: Sequence[TextRow], spare: Iterable[str], headings: Sequence[str] = ()) -> list[str]:
     """Rows with the same keys as a grid that fits the terminal, and a line on omitted columns.
 
     Headings and long texts are folded first; then columns of `spare` are omitted, in order. `headings`, one per row,
@@ -179,7 +179,7 @@ def folded(text: str, width: int) -> list[str]:
     return textwrap.wrap(text, width, break_long_words=False, break_on_hyphens=False) or [""]
 
 
-def _first_of_runs(headings: Sequence[str], rows: Sequence[Row]) -> list[str]:
+def _first_of_runs(headings: Sequence[str], rows: Sequence[TextRow]) -> list[str]:
     """The headings of rows, each only where it differs from the one before."""
     headings = headings or [""] * len(rows)
     return ["" if at and heading == headings[at - 1] else heading for at, heading in enumerate(headings)]
@@ -204,7 +204,7 @@ def _is_figure(text: str) -> bool:
 
 
 def _laid_out(
-    rows: Sequence[Row], width: int, above: Sequence[str], long: int = LONG_TEXT, short: int = SHORT_TEXT
+    rows: Sequence[TextRow], width: int, above: Sequence[str], long: int = LONG_TEXT, short: int = SHORT_TEXT
 ) -> list[str]:
     """The lines of a table, folded if they are wider than `width`.
 

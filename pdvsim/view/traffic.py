@@ -8,7 +8,7 @@ import numpy as np
 
 from pdvsim.bench.traffic import Account
 from pdvsim.sim.workload.windows import time_text, time_unit
-from pdvsim.view.charts import Chart, Trace
+from pdvsim.view.charts import Chart, Curve
 from pdvsim.view.figure import chart_figure
 from pdvsim.view.table import rows_table
 
@@ -82,7 +82,7 @@ def _rates(account: Account) -> Chart:
     scale, unit = time_unit(account.duration_s)
     starts = np.arange(len(account.counts) + 1) * account.window_s / scale
     mean = (len(account.trace.arrival_s) - 1) / account.duration_s
-    rates = Trace("", COLOUR, starts, np.append(account.counts / account.window_s, 0.0), step=True, fill=True)
+    rates = Curve("", COLOUR, starts, np.append(account.counts / account.window_s, 0.0), step=True, fill=True)
     title, by = f"Requests, mean {mean:.3g} req/s (dashed)", f"req/s, by {time_text(account.window_s)}"
     return Chart(title, by, unit, [rates], levels=[mean])
 
@@ -93,8 +93,8 @@ def _gaps(account: Account) -> Chart:
     times = np.linspace(0, gaps[-1], 200)
     longer, expected = 1 - np.arange(len(gaps)) / len(gaps), np.exp(-times / gaps.mean())
     seen = expected > 0.5 / len(gaps)
-    traces = [Trace("gaps of the trace", COLOUR, gaps, longer, step=True),
-              Trace("Poisson", "#262626", times[seen], expected[seen], dash="--")]  # fmt: skip
+    traces = [Curve("gaps of the trace", COLOUR, gaps, longer, step=True),
+              Curve("Poisson", "#262626", times[seen], expected[seen], dash="--")]  # fmt: skip
     return Chart("Gaps", "share longer", "gap between arrivals (s)", traces, log_y=True)
 
 
@@ -104,5 +104,5 @@ def _lengths(tokens: np.ndarray[Any, Any], name: str) -> Chart:
     edges = np.geomspace(low, high + 1, BINS) if wide else np.linspace(low, high + 1, BINS)
     counts = np.append(np.histogram(tokens, edges)[0], 0.0)
     title, mean = f"{name.capitalize()}, mean {tokens.mean():,.0f} (dashed)", float(tokens.mean())
-    traces = [Trace("", COLOUR, edges, counts, step=True, fill=True)]
+    traces = [Curve("", COLOUR, edges, counts, step=True, fill=True)]
     return Chart(title, "requests", name, traces, log_x=wide, levels=[mean], upright=True)

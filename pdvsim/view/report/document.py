@@ -71,13 +71,13 @@ def build(results: Results, progress: OnRead = lambda done: None) -> dict[str, A
     times = [m for m in metrics if LATENCY.fullmatch(m)]
     settings = Results(points, results.sources, results.dims).settings()
     parts = {
-        "rates": Part("Rate", ("setting", "rate")),
-        "latencies": Part("Latency", ("setting", "latency", "mark")),
-        "comparison": Part("At one load", ("setting", "load", "against"), "wide"),
-        "histogram": Part("Latency histogram", ("setting", "load", "latency")),
-        "breakdown": Part("Where a request's time goes", ("setting", "load")),
-        "timeline": Part("Scheduler and GPU over time", ("setting", "load", "watched"), "wide"),
-        "provenance": Part("Provenance", (), "wide"),
+        "rates": ReportPart("Rate", ("setting", "rate")),
+        "latencies": ReportPart("Latency", ("setting", "latency", "mark")),
+        "comparison": ReportPart("At one load", ("setting", "load", "against"), "wide"),
+        "histogram": ReportPart("Latency histogram", ("setting", "load", "latency")),
+        "breakdown": ReportPart("Where a request's time goes", ("setting", "load")),
+        "timeline": ReportPart("Scheduler and GPU over time", ("setting", "load", "watched"), "wide"),
+        "provenance": ReportPart("Provenance", (), "wide"),
     }
     loads: dict[str, list[tuple[str, str]]] = {}
     calm: dict[str, str] = {}  # initially the highest load at which no queue grew
@@ -143,7 +143,7 @@ def build(results: Results, progress: OnRead = lambda done: None) -> dict[str, A
 
 
 @dataclass
-class Part:
+class ReportPart:
     """A part of the page: what it shows, by the values of the controls `by`."""
 
     title: str
@@ -225,18 +225,18 @@ def _levels(results: Results) -> dict[str, list[float]]:
     return {metric: list(dict.fromkeys(every)) for metric, every in levels.items()}
 
 
-Place = tuple[str, str, str]  # architecture, kind of load, load
+Where = tuple[str, str, str]  # architecture, kind of load, load
 
 
-def _rivals(frame: pd.DataFrame, metrics: Sequence[str]) -> dict[tuple[Place, str, str], Interval]:
+def _rivals(frame: pd.DataFrame, metrics: Sequence[str]) -> dict[tuple[Where, str, str], Interval]:
     """Relative paired differences by place, reference architecture and metric.
 
     The same as `study.stats.paired_differences`, for all pairs of architectures.
     """
-    differences: dict[tuple[Place, str, str], Interval] = {}
+    differences: dict[tuple[Where, str, str], Interval] = {}
     places = list(zip(frame["arch"], frame["load_kind"], map(load_text, frame["load"]), frame["seed"], strict=True))
     for metric in (m for m in metrics if frame[m].dtype != object):
-        by_seed: dict[Place, dict[int, float]] = {}
+        by_seed: dict[Where, dict[int, float]] = {}
         for (arch, kind, load, seed), value in zip(places, frame[metric], strict=True):
             by_seed.setdefault((arch, kind, load), {})[seed] = value
         for (arch, kind, load), mine in by_seed.items():
@@ -249,7 +249,7 @@ def _rivals(frame: pd.DataFrame, metrics: Sequence[str]) -> dict[tuple[Place, st
 
 
 def _table(
-    here: Sequence[Entry], metrics: Sequence[str], rivals: Mapping[tuple[Place, str, str], Interval], against: str
+    here: Sequence[Entry], metrics: Sequence[str], rivals: Mapping[tuple[Where, str, str], Interval], against: str
 ) -> dict[str, Any]:
     """The metrics at one load, a column per architecture, with differences from `against`."""
     rows = [("queue", "", [(str(e["stability"]), "", "grew" if grew(e["stability"]) else "") for e in here])]

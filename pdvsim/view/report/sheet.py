@@ -7,6 +7,7 @@ content security policy forbids loading anything.
 from __future__ import annotations
 
 import base64
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from html import escape
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 DPI = 120
+RULED = re.compile(r"^(?=.*  )(.+\n-+(?:\n.*  .*)*)$|^(.+)\n-+$", re.M)  # a table's lines, or a heading
 
 
 class Showable(Protocol):
@@ -100,33 +102,13 @@ def image(figure: Figure, name: str) -> str:
 
 def printed(text: str) -> str:
     """A printed text as HTML: headings, tables that keep their columns, and lines that may wrap."""
-    pieces: list[str] = []
-    loose: list[str] = []
-    lines = [*text.splitlines(), ""]
-    at = 0
-
-    def wrap() -> None:
-        if any(loose):
-            pieces.append('<pre class="wrap">{}</pre>'.format(escape("\n".join(loose).strip("\n"))))
-        loose.clear()
-
-    while at < len(lines):
-        line, under = lines[at], lines[at + 1] if at + 1 < len(lines) else ""
-        if line and set(under) == {"-"} and "  " not in line:
-            wrap()
-            pieces.append(f"<h3>{escape(line)}</h3>")
-            at += 2
-        elif line and set(under) == {"-"}:
-            wrap()
-            end = at + 2
-            while end < len(lines) and "  " in lines[end]:
-                end += 1
-            pieces.append("<pre>{}</pre>".format(escape("\n".join(lines[at:end]))))
-            at = end
-        else:
-            loose.append(line)
-            at += 1
-    wrap()
+    pieces, end = [], 0
+    for found in (*RULED.finditer(text), None):
+        loose = text[end : found.start() if found else None].strip("\n")
+        pieces += [f'<pre class="wrap">{escape(loose)}</pre>'] if loose else []
+        if found is not None:
+            pieces.append(f"<pre>{escape(found[1])}</pre>" if found[1] else f"<h3>{escape(found[2])}</h3>")
+            end = found.end()
     return "".join(pieces)
 
 
