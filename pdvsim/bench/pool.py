@@ -9,6 +9,7 @@ under the same path.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import os
 import signal
@@ -181,8 +182,6 @@ def check_reachable(backend: Backend) -> None:
     if backend.scheduler is None:
         return
     try:
-        import asyncio
-
         from distributed import rpc
         from distributed.security import Security
     except ImportError:
