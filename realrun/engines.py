@@ -242,9 +242,13 @@ class EngineClient:
             "stream_options": {"include_usage": True, "continuous_usage_stats": True},
         }  # fmt: skip
         body = json.dumps(asked).encode()
-        link = socket.create_connection(self.server.address)
         head = "POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
-        link.sendall(f"{head}Connection: close\r\nContent-Length: {len(body)}\r\n\r\n".encode() + body)
+        head += f"Connection: close\r\nContent-Length: {len(body)}\r\n\r\n"
+        try:
+            link = socket.create_connection(self.server.address)
+            link.sendall(head.encode() + body)
+        except OSError as error:
+            raise ValueError(self.server.failure(f"request {request.id} could not be sent ({error})")) from None
         link.setblocking(False)
         self._selector.register(link, EVENT_READ, StreamedAnswer(request, link))
         self._heard_s = self.env.now
@@ -265,7 +269,9 @@ class EngineClient:
 
     def _read(self, answer: StreamedAnswer) -> None:
         request, taken = answer.request, answer.request.taken
-        data = answer.link.recv(1 << 18)
+        data = b""  # as of a server that has ended
+        with suppress(ConnectionError):
+            data = answer.link.recv(1 << 18)
         self._heard_s = now = self.env.now
         for event in answer.events(data):
             usage, choices = event.get("usage") or {}, event.get("choices") or []

@@ -14,10 +14,10 @@ from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
-from pdvsim.sim.core import LOOKED_UP, Placement
+from pdvsim.sim.core import LOOKED_UP, Contention, Placement, Priority
 from pdvsim.sim.hardware.models import HEADS, CannotShard, is_config, shard, unquantised
 from pdvsim.sim.hardware.models import pair as named_pair
-from pdvsim.sim.hardware.options import RANKED, SHARDED, Contention, Hardware, Host, Priority
+from pdvsim.sim.hardware.options import RANKED, SHARDED, Hardware, Host
 from pdvsim.sim.limits import MAX_REQUESTS, Internal, Range, check, check_ranges, hints_of
 from pdvsim.sim.policies import archs_where, base_arch, file_of, policy_of
 from pdvsim.sim.policies.options import ControllerName, KvPolicy, Server

@@ -11,6 +11,8 @@ from typing import Any, Literal, NamedTuple
 Role = Literal["draft", "target"]
 Kind = Literal["prefill", "draft", "verify", "decode", "ahead"]
 ServingEngine = Literal["pdvsim", "vllm", "sglang", "trtllm"]
+Priority = Literal["none", "stream", "dynamic", "preemptive", "partition"]  # of lanes on one GPU
+Contention = Literal["fluid", "serial", "max"]  # how streams share a GPU
 DrafterKind = Literal["model", "pard", "eagle3", "p-eagle", "dflash", "mtp", "ngram", "suffix", "none"]
 LOOKED_UP: tuple[DrafterKind, ...] = ("ngram", "suffix")  # by the host, in tokens: no model drafts
 

@@ -25,7 +25,7 @@ import numpy as np
 from resultdirs import sweep_folder
 
 from pdvsim import cli
-from pdvsim.bench.folder import read_config
+from pdvsim.bench.folder import check_sweep
 from pdvsim.bench.resultfiles import read_records
 from pdvsim.bench.results import load
 from pdvsim.calibration.validate.bench import read_load
@@ -278,7 +278,7 @@ LOADERS: dict[str, Callable[[Path], object]] = {
     "metrics.txt": lambda path: counters.read_acceptance(str(path)),
     "runs.jsonl": read_runs,
     "bench.json": lambda path: read_load(str(path)),
-    "sweep/sweep.json": lambda path: (read_config(path.parent), load([path.parent])),
+    "sweep/sweep.json": lambda path: (check_sweep(path.parent), load([path.parent])),
     "sweep/summary.parquet": lambda path: load([path.parent]),
     "run.json": lambda path: page(build(load([path]))),
     "run.requests.parquet": lambda path: read_records(str(path.with_name("run"))),

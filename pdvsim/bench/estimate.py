@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from operator import attrgetter
 from typing import NamedTuple
 
 from pdvsim.bench.pool import cores
@@ -41,15 +42,11 @@ def cost(experiments: Sequence[Experiment]) -> Cost:
     mean_s, mean_bytes = (sum(figures) / len(sampled) for figures in zip(*sampled, strict=True))
     from pdvsim.bench.band import wanted
 
-    places = {_place(e): e for e in experiments}
-    times = {place: 3 if wanted(one) else 1 for place, one in places.items()}  # both ends of an error bar are runs too
-    runs = sum(times[_place(e)] * e.traffic.num_prompts for e in experiments)
+    place = attrgetter("arch", "server.pair", "hardware")
+    times = {place(e): 3 if wanted(e) else 1 for e in {place(e): e for e in experiments}.values()}  # both ends of a bar
+    runs = sum(times[place(e)] * e.traffic.num_prompts for e in experiments)
     recorded = (e.traffic.num_prompts for e in experiments if e.scoring.detailed)
     return Cost(mean_s * runs, mean_bytes * max(recorded, default=0))
-
-
-def _place(experiment: Experiment) -> tuple[object, ...]:
-    return experiment.arch, experiment.server.pair, experiment.hardware
 
 
 def _of_a_request(experiment: Experiment) -> tuple[float, float]:

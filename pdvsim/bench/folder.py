@@ -79,7 +79,7 @@ class SweepDir:
             raise ValueError(f"{self.config_file}: is damaged; {REPAIR}")
         if not resume and stored is not None:
             raise ValueError(
-                f"{self.path} holds a sweep ({len(Rows(self.path / ROWS))} of {stored['num_points']} points done): "
+                f"{self.path} holds a sweep ({len(Rows(self.path / ROWS))} of {stored.get('num_points')} points done): "
                 "continue it with --resume, or name another folder with -o"
             )
 
@@ -142,7 +142,8 @@ def read_config(folder: Path) -> dict[str, Any] | None:
         raise ValueError(
             f"{file}: schema_version is {quoted(schema)}, this version reads {SWEEP_SCHEMA}; name another folder"
         )
-    return document if unbroken(document) else None
+    typed = isinstance(document.get("keys"), str) and isinstance(document.get("made", {}), dict)
+    return document if typed and unbroken(document) else None
 
 
 @dataclass(frozen=True)
@@ -163,7 +164,7 @@ def check_sweep(folder: Path) -> ResultCheck:
     missing = [f"{index:05}" for index, entry in enumerate(entries) if entry is None]
     damaged = [f"{ROWS} ({rows.damaged} lines)"] if rows.damaged else []
     damaged += [name for name, is_now in config.get("made", {}).items() if digest(folder / name) != is_now]
-    if config["save_detailed"]:
+    if config.get("save_detailed"):
         for index, entry in enumerate(entries):
             files = [] if entry is None else damaged_records(folder / "details", index, entry.details)
             damaged += [f"details/{name}" for name in files]

@@ -21,7 +21,7 @@ from filelock import FileLock, Timeout
 
 from pdvsim import sim
 from pdvsim.bench.pool import Outcome, Row
-from pdvsim.common.files import digest, sealed, sha256, unbroken
+from pdvsim.common.files import append, cut, digest, sha256
 from pdvsim.common.version import __version__
 from pdvsim.sim.config import Experiment
 
@@ -29,6 +29,7 @@ ROWS = "rows.jsonl"
 START = b'{"key": "'  # of a line
 KEY_LENGTH = 16
 KEY_END = len(START) + KEY_LENGTH
+SEAL = b', "sha256": "'  # before the digest of a line
 FAILED = b'", "failed": '  # after the key of a run that failed
 CACHE = "PDVSIM_CACHE"  # environment variable: the folder of the rows of decisions; empty: none are kept
 LARGEST_CACHE_BYTES = 256 * 2**20
@@ -67,11 +68,12 @@ class Rows:
     def get(self, key: str) -> KeptRun | None:
         """What is known of a key: None if nothing is, or its line was changed."""
         if key not in self._read and key in self._lines:
-            entry = None
-            with contextlib.suppress(ValueError, RecursionError):
-                document = json.loads(self._lines[key])
-                if unbroken(document) and document["key"] == key and isinstance(document.get("row"), dict):
-                    entry = KeptRun(document["row"], document["details"])
+            entry, (text, _, seal) = None, self._lines[key].rpartition(SEAL)
+            if sha256(text + b"}").encode() + b'"}' == seal:
+                with contextlib.suppress(ValueError, RecursionError):
+                    document = json.loads(self._lines[key])
+                    parts = [document.get(name) for name in KeptRun._fields]
+                    entry = KeptRun(*parts) if all(isinstance(part, dict) for part in parts) else None
             self.damaged += entry is None
             self._read[key] = entry
         return self._read.get(key)
@@ -87,17 +89,15 @@ class Rows:
         document: dict[str, Any] = {"key": key, "failed": outcome.reason, "traceback": outcome.traceback}
         if outcome.row is not None:
             document = {"key": key, **outcome.row}
-        document = json.loads(json.dumps(document, default=lambda value: value.item()))  # numpy's
+        text = json.dumps(document, default=lambda value: value.item())  # numpy's
         if outcome.row is not None:
+            document = json.loads(text)
             self._read[key] = KeptRun(document["row"], document["details"])
         if self.path is None or not write:
             return
-        try:
-            lock = _lock(self.path.parent) if self.shared else contextlib.nullcontext()
-            with lock, self.path.open("ab", buffering=0) as file:
-                file.write((json.dumps(sealed(document)) + "\n").encode())
-        except OSError as error:
-            raise OSError(error.errno, error.strerror, str(self.path)) from None
+        line = text[:-1].encode() + SEAL + sha256(text.encode()).encode() + b'"}\n'
+        with _lock(self.path.parent) if self.shared else contextlib.nullcontext():
+            append(self.path, line)
 
 
 def _lock(folder: Path, blocking: bool = True) -> FileLock:
@@ -118,18 +118,10 @@ def locked(folder: Path) -> Iterator[None]:
     except Timeout:
         raise ValueError(f"{folder}: another sweep is writing here; wait, or name another folder with -o") from None
     try:
-        _cut(folder / ROWS)
+        cut(folder / ROWS)
         yield
     finally:
         lock.release()
-
-
-def _cut(path: Path) -> None:
-    """Remove a last line that was not written to its end."""
-    data = path.read_bytes() if path.is_file() else b""
-    if not data.endswith(b"\n"):
-        path.touch()
-        os.truncate(path, data.rfind(b"\n") + 1)
 
 
 def _state(path: str) -> tuple[int, int]:
@@ -167,7 +159,7 @@ def cache_rows() -> Rows:
             if state.st_size > LARGEST_CACHE_BYTES or time.time() - state.st_mtime > OLDEST_CACHE_S:
                 file.unlink()
         with _lock(path.parent):
-            _cut(path)
+            cut(path)
         return Rows(path, shared=True)
     except OSError:
         return Rows()

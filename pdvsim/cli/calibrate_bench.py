@@ -42,7 +42,7 @@ def correct(paths: Sequence[str], pair: str | None, hardware: Hardware, tokens: 
     rows: list[dict[str, Any]] = []
     with Progress(2 * len(cases), "simulations", as_json) as progress, TemporaryDirectory() as scratch:
         machine = Path(scratch) / "machine.json"
-        machine.write_text(output.dumps(document), encoding="utf-8")
+        write_whole(machine, output.dumps(document).encode())
         for at, (name, (load, experiment)) in enumerate(zip(paths, cases, strict=True)):
             before = _errors(load, experiment)
             progress.update(2 * at + 1)

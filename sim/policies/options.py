@@ -7,10 +7,9 @@ from functools import cached_property
 from itertools import pairwise
 from typing import Annotated, Literal
 
-from pdvsim.sim.core import DrafterKind
+from pdvsim.sim.core import DrafterKind, Priority
 from pdvsim.sim.hardware.models import drafted_by, drafter_kind, pair_name, with_fp8_target
 from pdvsim.sim.hardware.models import pair as named_pair
-from pdvsim.sim.hardware.options import Priority
 from pdvsim.sim.limits import (
     MAX_DRAFT,
     MAX_TOKENS,

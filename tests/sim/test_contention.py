@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from pdvsim.sim.hardware.terms import ratio_at
 from planning import PAIR, batch, planner
 
 from pdvsim.sim.config import Priority
 from pdvsim.sim.hardware import costs
 from pdvsim.sim.hardware.contention import Sharing, max_min, max_min_of_two
+from pdvsim.sim.hardware.forward import ratio_at
 from pdvsim.sim.hardware.host import HostTimes, SimulatedHost
 from pdvsim.sim.hardware.models import pair
 from pdvsim.sim.hardware.profile import ContentionFit, builtin
