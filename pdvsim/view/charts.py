@@ -267,6 +267,8 @@ def breakdown(entries: Sequence[Entry]) -> Chart:
             bars.append(Bar(row, start, end, STEP_COLOURS[step], said, grew(entry.get("stability"))))
             start = end
     key = [("verify or decode" if step == "verify" else step, STEP_COLOURS[step]) for step in STEPS]
+    if len(entries) == 1:
+        key = [(bar.text.removesuffix(" ms").replace(":", ""), bar.colour) for bar in bars]
     return Chart("", "", "Mean time of a request (ms)", rows=[e["arch"] for e in entries], bars=bars, key=key)
 
 
