@@ -268,7 +268,7 @@ def breakdown(entries: Sequence[Entry]) -> Chart:
             start = end
     key = [("verify or decode" if step == "verify" else step, STEP_COLOURS[step]) for step in STEPS]
     if len(entries) == 1:
-        key = [(bar.text.removesuffix(" ms").replace(":", ""), bar.colour) for bar in bars]
+        key = [(bar.text.removesuffix(" ms").replace(":", ""), bar.colour) for bar in bars if bar.end > bar.start]
     return Chart("", "", "Mean time of a request (ms)", rows=[e["arch"] for e in entries], bars=bars, key=key)
 
 
