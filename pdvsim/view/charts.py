@@ -109,7 +109,7 @@ def plain(value: Any) -> Any:
     """Charts and their values as JSON: rounded to visible digits, without what is empty; nan is null."""
     if isinstance(value, Chart | Curve):
         parts = {name: part for name, part in vars(value).items() if part is not None}
-        return {n: plain(p) for n, p in parts.items() if not (isinstance(p, bool | int | str) and not p) and len_of(p)}
+        return {n: plain(p) for n, p in parts.items() if (len(p) if hasattr(p, "__len__") else p)}
     if isinstance(value, Mapping):
         return {name: plain(item) for name, item in value.items()}
     if isinstance(value, list | tuple | np.ndarray):
@@ -117,11 +117,6 @@ def plain(value: Any) -> Any:
     if isinstance(value, float):
         return float(f"{value:.5g}") if math.isfinite(value) else None
     return value.item() if hasattr(value, "item") else value
-
-
-def len_of(value: Any) -> int:
-    """The length of a sequence; 1 of anything else."""
-    return len(value) if hasattr(value, "__len__") else 1
 
 
 # curves over the load ------------------------------------------------------------------------------------------------
