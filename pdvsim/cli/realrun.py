@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 
+from pdvsim.bench.output import dumps, optional_file
 from pdvsim.cli.run import RunCommand
 from pdvsim.common.commandline import parse
 from pdvsim.common.console import guarded, say
@@ -67,7 +68,6 @@ class RealrunCommand(RunCommand):
         if self.machine.device == "cuda" and not torch.cuda.is_available():
             raise ValueError("no CUDA device here; --device cpu --tiny runs the same program on the CPU")
 
-        from pdvsim.bench.output import dumps, optional_file
         from pdvsim.realrun.engines import EngineBench
         from pdvsim.realrun.site import Interrupted, probe, serve
         from pdvsim.sim.metrics.iterations import iteration_lines
