@@ -13,9 +13,9 @@ from pdvsim.sim.limits import Range
 
 ModelFamily = Literal[
     "llama", "mistral", "qwen2", "qwen3", "phi3", "gemma", "gemma2", "gemma3", "cohere", "gpt_oss", "deepseek", "glm4",
-    "llama4", "minimax", "nemotron", "kimi", "mimo", "gemma4", "lightning",
+    "llama4", "minimax", "nemotron", "kimi", "mimo", "gemma4", "lightning", "apertus",
 ]  # fmt: skip
-HeadKind = Literal["eagle3", "mtp", "p-eagle", "dflash"]
+HeadKind = Literal["eagle3", "mtp", "p-eagle", "dflash", "dspark"]
 DFLASH_STATES = 5  # hidden states of a target that a DFlash head fuses
 COMPRESSED_BLOCK = 256  # tokens of a block of compressed attention in vLLM
 
@@ -393,7 +393,8 @@ class HeadSpec(ModelSpec):
     draft vocabulary. P-EAGLE (arXiv 2602.01469) is the same with further plain layers, and drafts in parallel. MTP (as
     in DeepSeek-V3 and MiMo): in every forward a product joins state and embedding, and the output projection is the
     target's. DFlash (arXiv 2602.06036): plain layers draft a block in parallel, with keys and values of five fused
-    hidden states of the target, and with its output projection. Embeddings are the target's.
+    hidden states of the target, and with its output projection. DSpark (arXiv 2607.05147) is the same with a small
+    sequential head, of which only the engine's time per forward is modelled. Embeddings are the target's.
     """
 
     kind: HeadKind = "eagle3"
@@ -421,7 +422,8 @@ class HeadSpec(ModelSpec):
 
     @property
     def fused_inputs(self) -> int:
-        return {"mtp": 0, "dflash": DFLASH_STATES * self.hidden}.get(self.kind, 3 * self.hidden)
+        blocks = dict.fromkeys(("dflash", "dspark"), DFLASH_STATES * self.hidden)
+        return ({"mtp": 0} | blocks).get(self.kind, 3 * self.hidden)
 
     @property
     def params(self) -> int:

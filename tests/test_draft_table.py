@@ -27,6 +27,7 @@ from pdvsim.decide.formula import Formula
 from pdvsim.decide.runs import Bench, replications
 from pdvsim.decide.speeds import Speeds
 from pdvsim.sim.config import Acceptance, Experiment, Hardware, Server, Traffic
+from pdvsim.sim.engines.vllm import VLLM
 from pdvsim.sim.hardware.models import gpu
 from pdvsim.sim.hardware.profile import builtin, roofline
 from pdvsim.sim.machine.batch import Batch
@@ -143,7 +144,7 @@ def test_an_idle_drafter_costs_a_step_per_token(pair: str) -> None:
     idle = question(pair)
     speeds = Speeds(idle)
     [run, _], [plain, _] = idle.loops(1, 0), idle.loops(1, PLAIN)
-    drafter = builtin("h200").padded("vllm").cost_model(idle.drafting(1).pair.draft).price(1, 1)
+    drafter = builtin("h200").padded(VLLM.graphs).cost_model(idle.drafting(1).pair.draft).price(1, 1)
     more_s = drafter.seconds_0 + drafter.seconds_1 * (PROMPT + OUTPUT / 2)
     tpot_s = [pdvsim.Run(simulate(one)).metrics["mean_tpot_ms"] / 1e3 for one in (run, plain)]
     assert tpot_s[0] - tpot_s[1] == pytest.approx(more_s, rel=0.05)

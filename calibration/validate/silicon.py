@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from pdvsim.calibration.validate.servers import FOLDER, ROUNDS, SiliconRow
-from pdvsim.sim.hardware.composed import engine_profile
+from pdvsim.sim.engines.profiles import engine_profile
 from pdvsim.sim.hardware.shapes import Floats
 from pdvsim.sim.run import simulate
 
@@ -49,7 +49,7 @@ def predict(row: SiliconRow) -> Prediction:
     profile = engine_profile(row.engine, row.card, row.image)
     if row.prompts_in_graphs:
         profile = replace(profile, step=replace(profile.step, eager_layer_s=0.0))
-    result = simulate(experiment, profile=profile.covering(experiment.pair).padded("profile"))
+    result = simulate(experiment, profile=profile.covering(experiment.pair))
     requests = result.requests
     order = np.argsort(requests["arrival_s"], kind="stable")
     ttft_s = (requests["first_token_s"] - requests["arrival_s"])[order]

@@ -14,7 +14,7 @@ from pdvsim.bench.resultfiles import Config, RunDocument, SweepHeader, has_recor
 from pdvsim.bench.rows import ROWS, Rows
 from pdvsim.bench.sweep import flatten
 from pdvsim.common.files import digest
-from pdvsim.sim.hardware.composed import TABLES, engine_profile, tables_file
+from pdvsim.sim.engines.profiles import TABLES, engine_profile, tables_file
 from pdvsim.sim.hardware.kernels import shipped_tables
 from pdvsim.sim.hardware.models import GPUS
 from pdvsim.sim.hardware.profile import Profile, builtin, roofline

@@ -92,7 +92,7 @@ def summary(samples: Samples) -> str:
 def _show_profiles(json: bool) -> int:
     """List the GPUs, models and profiles included in pdvsim; returns the exit code."""
     from pdvsim.bench import output
-    from pdvsim.sim.hardware.composed import engine_profile
+    from pdvsim.sim.engines.profiles import engine_profile
     from pdvsim.sim.hardware.kernels import shipped_tables
     from pdvsim.sim.hardware.profile import builtin
     from pdvsim.view.comparison import profiles_table

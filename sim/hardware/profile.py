@@ -9,7 +9,7 @@ import json
 import math
 import os
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import cache, lru_cache
 from importlib.resources import files
 from importlib.resources.abc import Traversable
@@ -21,13 +21,14 @@ from pdvsim.sim.hardware.cards import GPUS, gpu
 from pdvsim.sim.hardware.collectives import BAR, with_collectives
 from pdvsim.sim.hardware.costs import CostModel, LookupCosts, cost_model, widest_draft
 from pdvsim.sim.hardware.forward import REQUIRED, TIME, ForwardSeconds, ForwardTerms, interpolate
+from pdvsim.sim.hardware.host import HostCost as HostCost
 from pdvsim.sim.hardware.links import LINKS, LinkSpec
 from pdvsim.sim.hardware.models import MODELS, unquantised
-from pdvsim.sim.hardware.padding import Padding, padded
 from pdvsim.sim.hardware.power import PowerFit
 from pdvsim.sim.hardware.reach import Reach, Reaches
+from pdvsim.sim.hardware.steps import GraphSizes
 from pdvsim.sim.hardware.transfer import shipped
-from pdvsim.sim.limits import MAX_TOKENS, HostSeconds, Range, Share, hints_of, ranges
+from pdvsim.sim.limits import MAX_TOKENS, Range, Share, hints_of, ranges
 from pdvsim.sim.reading import error_text, parse_json, printable, quoted, read_text
 from pdvsim.sim.specs import GpuSpec, ModelSpec, Pair
 
@@ -41,33 +42,6 @@ Weight = Annotated[float, Range(0.001, 1000)]
 Exponent = Annotated[float, Range(0, 10)]
 KNOTS = ("_knots", "_factors")  # ends of the names of figures that are read between knots
 STEEPEST_FALL = 2 / 3  # of knots: measured times fall by half at most, where another kernel takes over
-
-
-@dataclass(frozen=True)
-class HostCost:
-    """Host seconds of one launch, one completion read back, one hand-over between lanes, and of each row read back.
-
-    The first launch that carries a prompt takes `join_s` more: its tokens are copied to the GPU and pages are dealt.
-    `request_s` and `prompt_token_s` pass between a request's arrival and the server's scheduler.
-    """
-
-    launch_s: HostSeconds
-    completion_s: HostSeconds
-    handoff_s: HostSeconds
-    row_s: HostSeconds = 0.0
-    request_s: HostSeconds = 0.0
-    prompt_token_s: HostSeconds = 0.0
-    join_s: HostSeconds = 0.0
-
-    @property
-    def between_s(self) -> float:
-        """Seconds from the end of a launch to the start of the next that waits for its result."""
-        return self.launch_s + self.completion_s
-
-    def scaled(self, between_s: float) -> HostCost:
-        """The same with another time between launches, and all else in proportion; the same where it has none."""
-        factor = between_s / self.between_s if self.between_s else 1.0
-        return HostCost(**{part.name: getattr(self, part.name) * factor for part in fields(self)})
 
 
 @dataclass(frozen=True)
@@ -191,13 +165,9 @@ class Profile:
         sent = None if self.sent_bar is None else (1 + self.sent_bar) ** sign
         return replace(self, models={name: fit.scaled(bars.get(name, 1.0), sent) for name, fit in self.models.items()})
 
-    def padded(self, padding: Padding) -> Profile:
-        """Return the same with forwards padded as an engine pads them."""
-        if padding == "profile":
-            return self
-        if self.whole_steps:
-            raise ValueError(f"--padding {padding}: profile {self.name} holds an engine's steps, padding included")
-        return replace(self, models={name: padded(fit, padding) for name, fit in self.models.items()})
+    def padded(self, graphs: GraphSizes) -> Profile:
+        """Return the same with forwards padded to these sizes."""
+        return replace(self, models={name: replace(fit, **graphs._asdict()) for name, fit in self.models.items()})
 
     def document(self) -> dict[str, Any]:
         """The profile as its file holds it."""

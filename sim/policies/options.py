@@ -39,7 +39,7 @@ class Server:
     """Draft length k, or the starting value if a controller changes it. 0: no speculation, the drafter is not used."""
     drafter: DrafterKind | None = None
     """Draft model, eagle3 or mtp head, ngram or suffix search, or none; in parallel: pard (a draft model), p-eagle or
-    dflash (heads). Default: as in --pair."""
+    dflash or dspark (heads). Default: as in --pair."""
     controller: ControllerName = "fixed"
     """How the draft length is chosen: fixed, feedback (PD-Verify paper), goodput (best by the latency model), table (by
     batch size, as in vLLM) or adaptive-verification (of k draft tokens the most promising are verified, as in vLLM)."""
@@ -79,8 +79,8 @@ class Server:
     prompt_wait_steps: Internal[Annotated[int, Range(0, 10_000)]] = 0
     prompt_wait_share: Internal[PartialShare] = 0.0
     pad_drafts: Internal[bool] = False  # ngram: rows of a verify padded to its longest draft, as in realrun's engine
-    async_scheduling: bool = False
-    """Launch the next draft before the result of the last verify is read, so that host and GPU work concurrently."""
+    async_scheduling: bool | None = None
+    """Schedule the next step (pdvsim: launch the next draft) before the last result is read. Default: the engine's."""
     kv_cache: KvPolicy = "paged"
     """paged: blocks are allocated as tokens arrive, with preemption when none is free. reserved: all blocks a request
     may need are allocated at admission, and prefixes are not cached."""

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pdvsim.sim.hardware.composed import engine_profile
+from pdvsim.sim.engines.profiles import engine_profile
 from pdvsim.sim.hardware.costs import CostModel
 from pdvsim.sim.hardware.forward import ForwardTerms
 from pdvsim.sim.hardware.models import GPUS, PRESETS, CannotShard, drafter, model, shard

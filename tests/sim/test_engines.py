@@ -16,8 +16,10 @@ from pdvsim.decide.error import lead_error
 from pdvsim.sim.assembly import covering_profile
 from pdvsim.sim.config import Experiment, Hardware, Server, Traffic
 from pdvsim.sim.core import KINDS
+from pdvsim.sim.engines import ENGINES
+from pdvsim.sim.engines.profiles import engine_profile
 from pdvsim.sim.hardware.cards import gpu
-from pdvsim.sim.hardware.composed import compose, engine_profile
+from pdvsim.sim.hardware.composed import compose
 from pdvsim.sim.hardware.costs import CostModel
 from pdvsim.sim.hardware.forward import ForwardTerms, interpolate
 from pdvsim.sim.hardware.kernels import KernelTables, read_tables, shipped_tables
@@ -26,7 +28,7 @@ from pdvsim.sim.hardware.models import model, shard
 from pdvsim.sim.hardware.options import VLLM_CARDS
 from pdvsim.sim.hardware.parts import TOKENS, ModelKernels
 from pdvsim.sim.hardware.shapes import unpacked
-from pdvsim.sim.hardware.steps import EngineStep, constants
+from pdvsim.sim.hardware.steps import EngineStep
 from pdvsim.sim.run import simulate
 from pdvsim.sim.specs import ModelSpec, Pair
 
@@ -121,16 +123,13 @@ def test_constants_add_to_every_forward():
 
 
 def test_older_versions_have_their_own_constants():
-    old, new = constants("trtllm", "h100-sxm", "1.0.0rc3")[0], constants("trtllm", "h100-sxm")[0]
-    assert old != new
-    assert constants("trtllm", "h100-sxm", "1.2.0rc6")[0] == new
-    assert constants("vllm", "h200", "nightly-5b8c30d6")[0] == constants("vllm", "h200")[0]
-    assert [constants("vllm", "h200", f"0.{n}.0")[0].block_products for n in (12, 16, 18)] == ["fp8_block"] * 2 + [
-        "fp8"
-    ]
-    old, new = constants("sglang", "h100-sxm", "0.5.10")[0], constants("sglang", "h100-sxm", "0.5.14")[0]
-    assert replace(old, round_s=new.round_s) == new  # overlapped scheduling shortens rounds alone
-    assert new.round_s < old.round_s
+    trtllm, vllm, sglang = (ENGINES[name] for name in ("trtllm", "vllm", "sglang"))
+    assert trtllm.step("1.0.0rc3") != trtllm.step()
+    assert trtllm.step("1.2.0rc6") == trtllm.step()
+    assert vllm.step("nightly-5b8c30d6") == vllm.step()
+    assert [vllm.step(f"0.{n}.0").block_products for n in (12, 16, 18)] == ["fp8_block"] * 2 + ["fp8"]
+    assert sglang.step("0.5.6").round_s < sglang.step("0.5.5").round_s  # overlapped drafts
+    assert sglang.step("0.5.14") == sglang.step()
 
 
 def served(engine: str, **server: object) -> Experiment:
@@ -192,7 +191,7 @@ def test_what_are_no_tables_is_refused():
 def test_a_lead_needs_the_error_of_a_ratio():
     """On an engine's profile a lead must exceed the error of a ratio of two servers, not that of one."""
     experiment = served("vllm")
-    error = constants("vllm", "h100-sxm")[1]
+    error = ENGINES["vllm"].error("h100-sxm")
     assert lead_error(experiment, "output_throughput") == pytest.approx(error.ratio)
     other = replace(experiment, hardware=Hardware(gpu="h100-sxm", engine="pdvsim"))
     assert error.ratio < lead_error(other, "output_throughput")
@@ -201,7 +200,7 @@ def test_a_lead_needs_the_error_of_a_ratio():
 def test_the_range_is_that_of_measured_servers():
     experiment = served("vllm")
     metrics = spanned(simulate(experiment), ends(experiment))
-    error = constants("vllm", "h100-sxm")[1]
+    error = ENGINES["vllm"].error("h100-sxm")
     tpot = metrics["mean_tpot_ms"]
     assert metrics["mean_tpot_ms_high"] == pytest.approx(tpot * (1 + error.tpot), rel=0.15)
     assert metrics["mean_tpot_ms_low"] < tpot

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pdvsim.sim.config import Experiment, Hardware, Server, Traffic
-from pdvsim.sim.hardware.composed import engine_profile
+from pdvsim.sim.engines.profiles import engine_profile
 from pdvsim.sim.hardware.costs import CostModel
 from pdvsim.sim.hardware.forward import ForwardTerms, interpolate
 from pdvsim.sim.hardware.models import GPUS, PRESETS, CannotShard, drafter, quantised, shard

@@ -11,11 +11,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pdvsim.calibration.fit.build import save
-from pdvsim.sim.hardware.composed import engine_profile
+from pdvsim.sim.engines import ENGINES
+from pdvsim.sim.engines.profiles import engine_profile
 from pdvsim.sim.hardware.costs import CostModel
 from pdvsim.sim.hardware.forward import ForwardTerms, in_waves, interpolate, large_products_s
 from pdvsim.sim.hardware.models import GPUS, MODELS, PRESETS
-from pdvsim.sim.hardware.padding import Padding, padded
 from pdvsim.sim.hardware.profile import builtin, load, roofline
 from pdvsim.sim.specs import Pair
 
@@ -149,7 +149,7 @@ def test_a_profile_of_an_earlier_version_is_read_and_prices_the_same(tmp_path: P
 
 def test_a_profile_that_is_saved_is_the_one_that_is_read(tmp_path: Path) -> None:
     mixture = PRESETS["qwen3-30b-a3b"]
-    engine = engine_profile("vllm", "h200").covering(Pair(mixture, mixture)).padded("vllm")
+    engine = engine_profile("vllm", "h200").covering(Pair(mixture, mixture))
     for profile in (builtin("h200"), roofline(GPUS["h200"]), replace(builtin("h200"), models=engine.models)):
         save(profile, tmp_path / "p.json")
         assert load(tmp_path / "p.json") == profile
@@ -173,8 +173,9 @@ def test_a_figure_is_checked_whether_or_not_it_is_used(name: str, tmp_path: Path
 COUNTS = ForwardTerms(token_s=1.0, row_buckets=(16, 48, 128), chunk_buckets=(64, 256))
 
 
-def counted(padding: Padding) -> CostModel:
-    return CostModel(MODELS["llama-2-7b"], padded(COUNTS, padding))
+def counted(padding: str) -> CostModel:
+    graphs = {engine.padding: engine.graphs._asdict() for engine in ENGINES.values()} | {"profile": {}}
+    return CostModel(MODELS["llama-2-7b"], replace(COUNTS, **graphs[padding]))
 
 
 @pytest.mark.parametrize(("padding", "rows", "tokens", "computed"), [
@@ -189,7 +190,7 @@ def counted(padding: Padding) -> CostModel:
     # TensorRT-LLM: [1, 2, 4] + range(8, 129, 8), then steps of 64, of requests
     ("tensorrt-llm", 3, 5, 20), ("tensorrt-llm", 17, 2, 48), ("tensorrt-llm", 129, 1, 192),
 ])  # fmt: skip
-def test_the_tokens_that_are_computed(padding: Padding, rows: int, tokens: int, computed: int) -> None:
+def test_the_tokens_that_are_computed(padding: str, rows: int, tokens: int, computed: int) -> None:
     assert counted(padding).price(rows, tokens).seconds_0 == computed
     if tokens == 1:  # every later step of a draft is such a forward
         assert counted(padding).price(rows, 1, 4).seconds_0 == 4 * computed
@@ -200,9 +201,3 @@ def test_prompts_are_padded_with_the_rows_or_apart() -> None:
     assert counted("profile").price(5, 2, prompts=prompts, first_tokens=1).seconds_0 == 16 * 2 + 256
     assert counted("vllm").price(5, 2, prompts=prompts, first_tokens=1).seconds_0 == 112
     assert counted("tensorrt-llm").price(5, 2, prompts=prompts, first_tokens=1).seconds_0 == 8 * 2 + 100
-
-
-def test_a_profile_is_padded_in_all_its_models() -> None:
-    mine = builtin("h200").padded("vllm")
-    assert all(fit.token_buckets and not fit.row_buckets for fit in mine.models.values())
-    assert builtin("h200").padded("profile") is builtin("h200")

@@ -11,7 +11,7 @@ import pytest
 
 from pdvsim.sim.assembly import ServerParts, covering_profile
 from pdvsim.sim.config import Experiment, Hardware, Server, Traffic
-from pdvsim.sim.hardware.composed import engine_profile
+from pdvsim.sim.engines.profiles import engine_profile
 from pdvsim.sim.hardware.costs import CostModel
 from pdvsim.sim.hardware.kernels import KernelTables
 from pdvsim.sim.hardware.links import LINKS, between_nodes, gather_s, nodes_of

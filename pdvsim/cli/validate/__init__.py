@@ -2,6 +2,7 @@
 
 - `runs`: real runs of `realrun`, all of them (the default), served first with --serve; `launches`: one of them (--run)
 - `bench`: a benchmark of your own server (--bench); `silicon`: published measurements of servers (--silicon)
+- `decide.measured_pairs`: measured pairs of servers without and with speculation (--speculation)
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ class ValidateCommand(Command, ValidateOptions):
             from pdvsim.cli.validate.launches import compare_launches
 
             return compare_launches(self, self.run)
-        if self.silicon is None and not self.bench:
+        if self.silicon is None and self.speculation is None and not self.bench:
             from pdvsim.cli.validate.runs import compare_runs
 
             return compare_runs(self)
@@ -65,6 +66,10 @@ def compared(args: ValidateOptions) -> Compared:
         from pdvsim.cli.validate.silicon import compare_silicon
 
         return compare_silicon(args)
+    if args.speculation is not None:
+        from pdvsim.decide.measured_pairs import compared_pairs
+
+        return Compared(*compared_pairs(args.speculation, args.held_out, args.rows, args.jobs, args.json))
     if args.bench and args.pair is not None:
         from pdvsim.cli.validate.bench import compare_bench
 

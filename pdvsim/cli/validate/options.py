@@ -18,6 +18,7 @@ SERVER = {"pair", "arch", "acceptance", "num_speculative_tokens", "server", "har
 KINDS = {  # which options can be combined with each
     "bench": {*SERVER, "profile", "contention", "json"},
     "silicon": {"held_out", "rows", "kind", "jobs", "json"},
+    "speculation": {"held_out", "rows", "jobs", "json"},
     "serve": {"output", "minutes", "tiny", "own_policies", "models", "hardware"},
 }
 RECORDED = {  # the options where recorded runs are compared
@@ -70,8 +71,11 @@ class ValidateOptions:
     silicon: Literal["all", "vllm", "sglang", "trtllm"] | None = None
     """Instead of recorded runs: compare measured servers of this engine, or of all, with simulations of their load.
     With --held-out: the rows that no constant was fitted to."""
+    speculation: Literal["all", "vllm", "sglang", "trtllm"] | None = None
+    """Instead of recorded runs: compare measured pairs of servers, without and with speculation, of this engine or of
+    all, with simulations of both. With --held-out: the pairs that no constant was fitted to."""
     rows: Annotated[int, Range(1, 1_000_000)] | None = None
-    """With --silicon: predict at most this number of rows, spread over all."""
+    """With --silicon or --speculation: predict at most this number of rows, spread over all."""
     kind: Literal["plain", "expert-parallel", "apart"] | None = None
     """With --silicon: only servers with tensor parallelism alone (plain), with expert or data parallelism, or with
     prefill apart."""

@@ -6,12 +6,11 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
-from pdvsim.bench.pool import Backend, Item, finished
 from pdvsim.calibration.validate import silicon
 from pdvsim.calibration.validate.servers import SiliconRow, not_simulated, read_rows
 from pdvsim.calibration.validate.silicon import LARGE, Prediction, group_of, kind_of, predict
 from pdvsim.cli.validate.options import Compared, ValidateOptions
-from pdvsim.common.progress import Progress
+from pdvsim.decide.measured_pairs import finished_rows
 from pdvsim.view.table import grid
 from pdvsim.view.table import percent_cell as _percent
 
@@ -37,26 +36,14 @@ def compare_silicon(args: ValidateOptions) -> Compared:
     usual = [row for row in rows if not row.odd]
     if args.rows is not None:
         usual = usual[:: max(1, len(usual) // args.rows)][: args.rows]
-    predictions, failures = _predicted(usual, args.jobs, args.json)
+    figures, failed = finished_rows(_task, usual, "rows", args.jobs, args.json)
+    predictions = sorted((Prediction(usual[at], **row) for at, row in figures.items()), key=lambda one: one.row.id)
+    failures = {usual[at].id: reason for at, reason in failed.items()}
     document = silicon.document(predictions, odd, failures, args.held_out)
     document["not_simulated"] = [
         {"kind": kind, "reason": reason, "rows": count} for (kind, reason), count in left_out.most_common()
     ]
     return Compared(document, _text(document))
-
-
-def _predicted(rows: Sequence[SiliconRow], jobs: int | None, quiet: bool) -> tuple[list[Prediction], dict[str, str]]:
-    items: list[Item] = list(enumerate(rows))
-    predictions, failures = [], {}
-    with Progress(len(rows), "rows", quiet) as progress:
-        for number, outcome in enumerate(finished(_task, items, Backend(jobs)), 1):
-            row = rows[outcome.index]
-            if outcome.row is None:
-                failures[row.id] = outcome.reason
-            else:
-                predictions.append(Prediction(row, **outcome.row))
-            progress.update(number)
-    return sorted(predictions, key=lambda one: one.row.id), failures
 
 
 def _task(index: int, row: SiliconRow) -> dict[str, float]:
