@@ -20,6 +20,7 @@ from pdvsim.decide import deploy
 from pdvsim.decide.served import Served, served_as
 from pdvsim.realrun.machine import Machine, refuse
 from pdvsim.sim.config import Experiment
+from pdvsim.sim.metrics.iterations import iteration_lines
 from pdvsim.sim.policies import archs_where, policy_of
 from pdvsim.sim.relevance import vet
 from pdvsim.view.run import Run
@@ -70,7 +71,6 @@ class RealrunCommand(RunCommand):
 
         from pdvsim.realrun.engines import EngineBench
         from pdvsim.realrun.site import Interrupted, probe, serve
-        from pdvsim.sim.metrics.iterations import iteration_lines
 
         files = self.files("telemetry")
         if self.probe:
