@@ -253,17 +253,17 @@ def test_a_test_file_has_a_name_of_its_own() -> None:
 
 
 CEILINGS = {  # lines of Python at most, by room; a change may lower these, never raise one
-    "sim and setup": (3283, ("sim", "sim/setup")),
+    "sim and setup": (3280, ("sim", "sim/setup")),
     "models and prices": (5612, ("sim/hardware/", "sim/models/", "sim/prices/")),
     "engines": (0, ("sim/engines/",)),
-    "machine": (2511, ("sim/machine/",)),
-    "policies": (2833, ("sim/policies/",)),
-    "workload": (2397, ("sim/workload/",)),
-    "metrics": (1459, ("sim/metrics/",)),
+    "machine": (2509, ("sim/machine/",)),
+    "policies": (2811, ("sim/policies/",)),
+    "workload": (2393, ("sim/workload/",)),
+    "metrics": (1456, ("sim/metrics/",)),
     "bench": (2410, ("pdvsim/bench/",)),
     "decide": (6200, ("pdvsim/decide/",)),
     "view": (4895, ("pdvsim/view/", "pdvsim/live/")),
-    "commands": (4577, ("pdvsim", "pdvsim/cli/", "pdvsim/common/")),
+    "commands": (4572, ("pdvsim", "pdvsim/cli/", "pdvsim/common/")),
     "realrun and profiler": (7170, ("realrun/", "profiler/")),
     "calibration": (5421, ("calibration/", "pdvsim/published/")),
     "studies": (5243, ("studies/",)),

@@ -124,23 +124,17 @@ class SweepCommand(Command):
             return _dry_run(folder, self)
 
         check_reachable(where)
-        done = 0
 
         def stopped(what: str) -> None:
-            say("pdvsim", f"{what}: {done} of {len(points)} points are in {path}; continue with --resume")
+            done = f"{len(folder.done())} of {len(points)} points"
+            say("pdvsim", f"{what}: {done} are in {path}; continue with --resume")
 
         with folder.opened(date, self.resume) as kept:
             if where.scheduler is None:
                 forewarn([point.experiment for point in points], where.jobs)
             try:
                 with Progress(len(points), "points", self.json, after_s=0) as progress:
-
-                    def update(count: int) -> None:
-                        nonlocal done
-                        done = count
-                        progress.update(count)
-
-                    rows = run(points, where, update, kept, folder.details, self.continue_on_error)
+                    rows = run(points, where, progress.update, kept, folder.details, self.continue_on_error)
             except SweepInterrupted as stop:  # no plot and no tables, as the user is waiting
                 folder.summarise(stop.rows, date, None)
                 stopped("interrupted")
@@ -152,10 +146,11 @@ class SweepCommand(Command):
             if csv is not None:
                 write_whole(csv, output.csv(frame))
                 saved = [*saved, csv]
+        config = {"date": date} | {name: value for name, value in folder.config.items() if name != "keys"}
         if rows:
-            _print_sweep(frame, folder.config, self)
+            _print_sweep(frame, config, self)
         elif self.json:
-            print(output.dumps({"date": date, **folder.config, "points": []}))
+            print(output.dumps(config | {"points": []}))
         say("pdvsim", f"saved {', '.join(map(str, saved))}")
         if failures := len(points) - len(rows):
             say("pdvsim", f"{failures} of {len(points)} points failed; the reasons are in {path / 'rows.jsonl'}")
@@ -163,12 +158,7 @@ class SweepCommand(Command):
 
 
 assert DEFAULT_RATES == (1, 2, 4, 8, 16, 32, 64), "the help of --request-rate names the default loads"
-OWN_LISTS = {
-    "arch": "--arch",
-    "request_rate": "--request-rate",
-    "max_concurrency": "--concurrency",
-    "seed": "--num-runs",
-}
+OWN_LISTS = {"arch": "arch", "request_rate": "request-rate", "max_concurrency": "concurrency", "seed": "num-runs"}
 
 
 def axes(tokens: Sequence[str]) -> dict[str, tuple[Any, ...]]:
@@ -183,7 +173,7 @@ def axes(tokens: Sequence[str]) -> dict[str, tuple[Any, ...]]:
             if name not in known:
                 raise ValueError(f"vary: unknown flag {flag}{nearest(name, known).replace('_', '-')}")
             if name in OWN_LISTS:
-                raise ValueError(f"vary: use {OWN_LISTS[name]} for {flag}")
+                raise ValueError(f"vary: use --{OWN_LISTS[name]} for {flag}")
             if name in texts:
                 raise ValueError(f"vary names {flag} twice")
             last = texts[name] = []

@@ -18,7 +18,7 @@ from time import perf_counter
 from typing import Any
 
 from pdvsim.common.console import say
-from pdvsim.live.gauge import KEPT_S
+from pdvsim.live.gauge import KEPT_S, binned
 from pdvsim.live.knobs import Action, Knobs, Setup
 from pdvsim.live.session import Session
 from pdvsim.sim.policies import PolicyError
@@ -99,10 +99,11 @@ class Pacer:
 
     def shown(self) -> Update:
         """The current update."""
-        session = self.session
+        session, figures = self.session, self.session.figures(self.window_s)
+        binned(figures)  # here: a pipe is slow for every value
         return Update(
-            session.now_s, session.knobs, session.figures(self.window_s), self.running, self.speed,
-            self._measured_speed, self.window_s, list(session.actions), self.orders, self.refusal,
+            session.now_s, session.knobs, figures, self.running, self.speed, self._measured_speed, self.window_s,
+            list(session.actions), self.orders, self.refusal,
         )  # fmt: skip
 
 

@@ -13,7 +13,7 @@ from pdvsim.live.gauge import LATENCIES, MARKS, STRIP_S
 from pdvsim.sim.core import KINDS
 from pdvsim.sim.policies import policy_of
 from pdvsim.sim.records import LANES
-from pdvsim.view.charts import DASHES, Bar, Chart, Curve, histogram
+from pdvsim.view.charts import DASHES, Bar, Chart, Curve, Dash, histogram
 from pdvsim.view.style import KIND_COLOURS, LANE_COLOURS, arch_colour
 from pdvsim.view.table import cell
 
@@ -24,7 +24,6 @@ SERIES = {"tokens_per_s": ("Output tokens per second", 1.0), "in_system": ("Requ
 RATES, LATENCY, BATCHES, LANE, CONTROL, CACHE = "rates", "latencies", "batches", "lanes", "controller", "caches"
 MAIN_MARKS = {"ttft": (50.0, 99.0), "tpot": (50.0, 99.0), "e2el": (50.0,)}  # percentiles that are always shown
 SLIGHT = 0.5  # percent, or points of shares: a difference of less has no colour
-HISTOGRAM_BINS = 36
 HEIGHT_PX = 190
 
 
@@ -42,7 +41,7 @@ def parts(archs: Sequence[str], names: Sequence[str], levels_s: Mapping[str, flo
     """The parts of a page of these architectures; `names` are theirs on the page, `levels_s` the service levels."""
     colours = [arch_colour(arch) for arch in archs]
     alone = len(set(colours)) == len(colours)
-    dashes = ["-" if alone else DASHES[at] for at in range(len(archs))]
+    dashes: list[Dash] = ["-" if alone else DASHES[at] for at in range(len(archs))]
     lanes = [policy_of(arch).lane_names() for arch in archs]
     drafting = [policy_of(arch).speculates for arch in archs]
 
@@ -70,7 +69,7 @@ def parts(archs: Sequence[str], names: Sequence[str], levels_s: Mapping[str, flo
         levels = [1e3 * levels_s[metric]] if metric in levels_s else []
 
         def content(figures: WindowFigures) -> LiveContent:
-            edges_ms, counted = binned([shown["spreads"][metric] for shown in figures])
+            [edges_ms, *_], counted = zip(*(shown["histograms"][metric] for shown in figures), strict=True)
             found = dict(zip(names, zip(colours, counted, strict=True), strict=True))
             shown = histogram(metric, edges_ms, found, log_x=True, levels=levels, height=HEIGHT_PX)
             return _charts(replace(shown, title=""))
@@ -99,7 +98,7 @@ def _charts(*charts: Chart) -> LiveContent:
 
 
 def _lines(
-    lines: Sequence[tuple[str, str, dict[str, Any], str]], scale: float, dashes: Sequence[str], gives_way: bool = False
+    lines: Sequence[tuple[str, str, dict[str, Any], str]], scale: float, dashes: Sequence[Dash], gives_way: bool = False
 ) -> LiveContent:
     """Series over time; nothing while they are constant: queues that are empty, a draft length that is fixed."""
     traces = []
@@ -122,15 +121,6 @@ def _launches(shown: dict[str, Any], at: int, rows: Sequence[tuple[int, str]]) -
         start, end = (1e3 * (time_s - shown["now_s"]) for time_s in (max(start_s, shown["now_s"] - STRIP_S), end_s))
         bars.append(Bar(rows.index((at, LANES[lane])), start, end, KIND_COLOURS[KINDS[kind]], said))
     return bars
-
-
-def binned(spreads: Sequence[tuple[Any, Any]]) -> tuple[Any, list[Any]]:
-    """Counts of values in seconds over edges in milliseconds that all have in common."""
-    seen = np.concatenate([values for values, _ in spreads])
-    seen = seen[seen > 0] * 1e3
-    low, high = (float(seen.min()), float(seen.max())) if len(seen) else (1.0, 10.0)
-    edges_ms = np.geomspace(low * 0.98, max(high, low * 1.1) * 1.02, HISTOGRAM_BINS + 1)
-    return edges_ms, [np.histogram(values * 1e3, edges_ms, weights=counts)[0] for values, counts in spreads]
 
 
 class Line(NamedTuple):

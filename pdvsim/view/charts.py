@@ -105,11 +105,14 @@ class Chart:
         return all(len(set(np.asarray(t.y)[~np.isnan(t.y)].tolist())) < 2 for t in self.traces)
 
 
+KEPT = ("x", "y", "bars")  # on a page even when they are empty
+
+
 def plain(value: Any) -> Any:
     """Charts and their values as JSON: rounded to visible digits, without what is empty; nan is null."""
     if isinstance(value, Chart | Curve):
         parts = {name: part for name, part in vars(value).items() if part is not None}
-        return {n: plain(p) for n, p in parts.items() if not (isinstance(p, bool | int | str) and not p) and len_of(p)}
+        return {n: plain(p) for n, p in parts.items() if n in KEPT or (len(p) if hasattr(p, "__len__") else p)}
     if isinstance(value, Mapping):
         return {name: plain(item) for name, item in value.items()}
     if isinstance(value, list | tuple | np.ndarray):
@@ -117,11 +120,6 @@ def plain(value: Any) -> Any:
     if isinstance(value, float):
         return float(f"{value:.5g}") if math.isfinite(value) else None
     return value.item() if hasattr(value, "item") else value
-
-
-def len_of(value: Any) -> int:
-    """The length of a sequence; 1 of anything else."""
-    return len(value) if hasattr(value, "__len__") else 1
 
 
 # curves over the load ------------------------------------------------------------------------------------------------
@@ -267,6 +265,8 @@ def breakdown(entries: Sequence[Entry]) -> Chart:
             bars.append(Bar(row, start, end, STEP_COLOURS[step], said, grew(entry.get("stability"))))
             start = end
     key = [("verify or decode" if step == "verify" else step, STEP_COLOURS[step]) for step in STEPS]
+    if len(entries) == 1:
+        key = [(bar.text.removesuffix(" ms").replace(":", ""), bar.colour) for bar in bars if bar.end > bar.start]
     return Chart("", "", "Mean time of a request (ms)", rows=[e["arch"] for e in entries], bars=bars, key=key)
 
 

@@ -117,7 +117,7 @@ def draw(axes: Axes, chart: Chart, framed: Sequence[Chart] = ()) -> None:
         axes.plot([], [], "s", color=colour, label=name)
     if chart.key:
         axes.set_ylim(len(chart.rows) - 0.5, -1.6 * len(chart.rows))  # room for the legend
-        axes.legend(ncols=3, loc="upper left", fontsize=9)
+        axes.legend(ncols=2, loc="upper left", fontsize=9)
 
 
 def _rows(axes: Axes, chart: Chart) -> None:

@@ -109,8 +109,8 @@ def sweep_figure(points: pd.DataFrame, setting: str = "") -> Figure:
     upper = ("output_throughput", "mean_ttft_ms", "mean_tpot_ms")
     settings = len(points[names].drop_duplicates()) if names else 1
     if settings < 2 or (points["arch"].nunique() == 1 and settings <= CLEAR and points["load"].nunique() > 1):
-        rows = [upper, ("request_throughput", f"{last}_ttft_ms", f"{last}_tpot_ms")]
-        return metrics_figure(points, rows, "", setting)
+        lower = ("request_throughput", f"{last}_ttft_ms", f"{last}_tpot_ms")
+        return metrics_figure(points, [upper, lower], "", setting)
     groups = [*points.groupby(names, sort=False)][:MAX_SETTINGS]
     entries = [[e | {"series": e["arch"]} for e in entries_of(mine)] for _, mine in groups]
     titles = ["\n".join(f"{n.replace('_', ' ')} {v}" for n, v in zip(names, key, strict=True)) for key, _ in groups]
@@ -213,7 +213,7 @@ def custom_figure(results: Results, axis: Layout) -> Figure:
     values = _values(points, axis.curve)
     styles = map(arch_curve, values) if axis.curve == "arch" else curves_named([value_text(value) for value in values])
     curves = dict(zip(values, styles, strict=True))
-    rows = []
+    rows: list[list[Chart]] = []
     for row in _values(points, axis.row):
         rows.append([])
         for column in _values(points, axis.column):

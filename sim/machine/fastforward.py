@@ -49,13 +49,10 @@ class FastForwardGPU(SimulatedGPU):
         else:
             super().take_in()
 
-    def _horizon(self) -> float:
-        """The time of the next event that may change what the GPU does."""
-        return self.env.horizon(self, not self.arrivals_queue or self.host.idle_lanes > 0)
-
     def _run_alone(self, jobs: list[Job]) -> bool:
         """Run launches of one stream to their end, if the host awaits only the last and nothing else is due before."""
-        horizon_s, lane, last = self._horizon(), jobs[0].launch.lane, jobs[-1]
+        horizon_s = self.env.horizon(self, not self.arrivals_queue or self.host.idle_lanes > 0)
+        lane, last = jobs[0].launch.lane, jobs[-1]
         end_s, mean_w, power, spans = self.time_s, self.mean_w, self.power, []
         for job in jobs:
             if job.launch.lane != lane or job.launch.watched != (job is last):

@@ -83,8 +83,6 @@ class RankGroup:
 class RankGPU(SimulatedGPU, Device):
     """One rank, as its policy sees it: a GPU or tensor-parallel group whose launches wait for the other ranks."""
 
-    foresees = False
-
     def __init__(self, group: RankGroup, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
         self._group = group

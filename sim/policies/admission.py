@@ -19,7 +19,7 @@ from pdvsim.sim.policies.controllers import Controller
 from pdvsim.sim.policies.gates import gate_of
 from pdvsim.sim.policies.options import Server
 from pdvsim.sim.policies.planner import Planner
-from pdvsim.sim.policies.traits import PolicyTraits
+from pdvsim.sim.policies.traits import MethodNames, PolicyTraits
 from pdvsim.sim.records import Deliveries
 
 Process = Generator[Event, Any, None]
@@ -44,8 +44,8 @@ class Admission(PolicyTraits):
     """Requests enter by `submit` and leave through `on_finish`."""
 
     drafter_follows = True  # the drafter prefills what the target does, as long as anything is drafted
-    while_waiting = ("admits", "next_chunks")
-    every_round = ("reserve",)
+    while_waiting: MethodNames = ("admits", "next_chunks")
+    every_round: MethodNames = ("reserve",)
 
     def __init__(self, context: Context) -> None:
         self.env = context.env

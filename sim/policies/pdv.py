@@ -17,7 +17,7 @@ from pdvsim.sim.machine.batch import Batch
 from pdvsim.sim.policies.base import Context, Process
 from pdvsim.sim.policies.pd import PrefillDecode
 from pdvsim.sim.policies.rounds import fast_forward, leave
-from pdvsim.sim.policies.traits import Asked, OwnOptions, Tuned
+from pdvsim.sim.policies.traits import Asked, MethodNames, OwnOptions, Tuned
 
 
 class PDV(PrefillDecode):
@@ -28,7 +28,7 @@ class PDV(PrefillDecode):
     tuned: Tuned = ("verify_gather", ("auto", "always", "never"))
     not_in_engines = "has three lanes on one GPU and collects verify batches from several drafts"
     asked: Asked = "on change"
-    every_round = ("decode_worker", "decode_batch", "gathers", "verify_worker")
+    every_round: MethodNames = ("decode_worker", "decode_batch", "gathers", "verify_worker")
 
     def __init__(self, context: Context) -> None:
         super().__init__(context)

@@ -11,12 +11,13 @@ from pdvsim.sim.core import Chunk, Request
 from pdvsim.sim.machine.batch import Batch, Launch
 from pdvsim.sim.machine.lane import PRIORITY
 from pdvsim.sim.policies.admission import Admission, Context, finish
+from pdvsim.sim.policies.traits import MethodNames
 
 
 class Rounds(Admission):
     """Draft and verify the rows of a batch, round after round."""
 
-    every_round = ("draft_length", "draft", "verify", "step", "settle")
+    every_round: MethodNames = ("draft_length", "draft", "verify", "step", "settle")
 
     def __init__(self, context: Context) -> None:
         super().__init__(context)

@@ -7,6 +7,7 @@ from typing import Any, Literal, get_args
 from pdvsim.sim.policies.options import Server
 
 OwnOptions = tuple[str, ...]
+MethodNames = tuple[str, ...]
 Tuned = tuple[str, tuple[Any, ...]] | None
 Workers = Literal["lanes", "turns", "requests"]
 Asked = Literal["on change", "while waiting", "every round"]
@@ -35,8 +36,8 @@ class PolicyTraits:
     # also in every round while a request waits, or in every round. A class that overrides one of the methods that its
     # bases name below is asked as often as that needs, unless it states this itself
     asked: Asked = "on change"
-    while_waiting: tuple[str, ...] = ()
-    every_round: tuple[str, ...] = ()
+    while_waiting: MethodNames = ()
+    every_round: MethodNames = ()
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)

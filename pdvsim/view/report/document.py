@@ -88,17 +88,16 @@ def build(results: Results, progress: OnRead = lambda done: None) -> dict[str, A
         curves = [arch_curve(arch) for arch in results.archs]
         kinds = [[e for e in entries if e["load_kind"] == kind] for kind in dict.fromkeys(frame["load_kind"])]
         for metric in metrics:
-            mark, latency = LATENCY.fullmatch(metric).groups() if metric in times else ("", "")
+            timed = LATENCY.fullmatch(metric)
+            mark, latency = timed.groups() if timed else ("", "")
             charts = [over_loads(mine, metric, curves, levels=levels.get(latency, ())) for mine in kinds]
             note = f"{MARKS[mark]} of each run, averaged over runs. " if mark not in ("", "mean") else ""
             part, key = ("latencies", (latency, mark)) if latency else ("rates", (metric,))
             parts[part].add((number, *key), frame, f"{note}Whiskers: 95% confidence.", charts)
         rivals = _rivals(frame, metrics)
         for at in dict.fromkeys(map(_place, entries)):
-            here, rows = (
-                [e for e in entries if _place(e) == at],
-                frame[[_place(row) == at for _, row in frame.iterrows()]],
-            )
+            here = [e for e in entries if _place(e) == at]
+            rows = frame[[_place(row) == at for _, row in frame.iterrows()]]
             place = number, " ".join(at)
             loads.setdefault(str(number), []).append((place[1], f"{load_name(at[0])} {at[1]}"))
             if any(not grew(e["stability"]) for e in here) or str(number) not in calm:
