@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from pdvsim.bench.output import check_file
 from pdvsim.cli.command import Command
 from pdvsim.common.console import say
 from pdvsim.common.files import write_whole
@@ -23,7 +24,6 @@ class ReportCommand(Command):
     """HTML file to write."""
 
     def execute(self) -> int:
-        from pdvsim.bench.output import check_file
         from pdvsim.bench.results import load
         from pdvsim.view.report.document import build
 

@@ -105,14 +105,11 @@ class Chart:
         return all(len(set(np.asarray(t.y)[~np.isnan(t.y)].tolist())) < 2 for t in self.traces)
 
 
-KEPT = ("x", "y", "bars")  # on a page even when they are empty
-
-
 def plain(value: Any) -> Any:
     """Charts and their values as JSON: rounded to visible digits, without what is empty; nan is null."""
     if isinstance(value, Chart | Curve):
-        parts = {name: part for name, part in vars(value).items() if part is not None}
-        return {n: plain(p) for n, p in parts.items() if n in KEPT or (len(p) if hasattr(p, "__len__") else p)}
+        parts, kept = vars(value).items(), {"x", "y", "bars"}  # also when they are empty
+        return {n: plain(p) for n, p in parts if n in kept or (len(p) if hasattr(p, "__len__") else p)}
     if isinstance(value, Mapping):
         return {name: plain(item) for name, item in value.items()}
     if isinstance(value, list | tuple | np.ndarray):
