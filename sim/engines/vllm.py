@@ -43,6 +43,7 @@ from pdvsim.sim.engines.served import Block, Served, checkpoint, drafter_checkpo
 from pdvsim.sim.hardware.options import Hardware
 from pdvsim.sim.hardware.steps import EngineError, EngineStep, GraphSizes
 from pdvsim.sim.policies.options import Server
+from pdvsim.sim.workload.suffix import SuffixOptions
 
 NEWEST = EngineStep(
     step_s=0.0005, row_s=5e-06, layer_s=5e-06, kernels=0.93, prompts=1.05, reduces=1.3, quantised_s=0.0,
@@ -161,8 +162,6 @@ def _speculative(served: Served) -> tuple[dict[str, Any], str]:
     if kind == "ngram":
         config |= {"prompt_lookup_min": LOOKUP[0], "prompt_lookup_max": LOOKUP[1]}
     elif kind == "suffix":
-        from pdvsim.sim.workload.suffix import SuffixOptions
-
         config |= asdict(SuffixOptions())
     elif kind != "mtp":
         config["model"] = drafter_checkpoint(served.experiment)
