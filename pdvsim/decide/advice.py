@@ -12,12 +12,11 @@ from typing import TYPE_CHECKING, Any
 
 from pdvsim.common.commandline import command_line
 from pdvsim.common.outcomes import Row
-from pdvsim.decide import hazards
+from pdvsim.decide import surroundings
 from pdvsim.decide.capacity import Capacities
-from pdvsim.decide.contest import Contest, threshold_text, unsure_text
-from pdvsim.decide.flips import Flips
 from pdvsim.decide.goal import NAMES, attained, level_title
 from pdvsim.decide.question import Question
+from pdvsim.decide.race import Contest, threshold_text, unsure_text
 from pdvsim.decide.report import NO_DRAFTS, Answer, Report, gpus_text, outside_measured, plural, positive, rests_on
 from pdvsim.decide.runs import conversation_output_tokens, delivered_tokens_per_s, load_axis, load_words, replications
 from pdvsim.decide.served import Block, Deployment, unknown_head
@@ -54,10 +53,9 @@ class Advice(Answer):
     finals: dict[Experiment, list[Row]] = field(default_factory=dict)
     contest: Contest | None = None  # among the finalists that can be chosen
     recommended: Experiment | None = None
-    flips: list[Flips] = field(default_factory=list)
-    alone: hazards.Alone | None = None
-    break_even: hazards.BreakEven | None = None
-    balance: hazards.Balance | None = None
+    flips: list[surroundings.Flips] = field(default_factory=list)
+    alone: surroundings.Alone | None = None
+    break_even: surroundings.BreakEven | None = None
     memory: dict[str, int] | None = None
     capacity: Capacities | None = None
     deployment: list[Block] = field(default_factory=list)  # commands to start it
@@ -154,7 +152,7 @@ class Advice(Answer):
         )
 
     @property
-    def flips_drawn(self) -> list[Flips]:
+    def flips_drawn(self) -> list[surroundings.Flips]:
         """The axes on which more than the given load was tested."""
         return [flips for flips in self.flips if len(flips.probes) > 1]
 
@@ -190,7 +188,7 @@ class Advice(Answer):
 
     def _decided(self, best: Experiment, contest: Contest, expected: dict[str, Interval]) -> dict[str, Any]:
         """The document's part on the recommendation and its neighbourhood."""
-        ask, rows, alone, share = self.question, self.rows, self.alone, self.balance
+        ask, rows, alone = self.question, self.rows, self.alone
         return {
             "recommendation": {
                 "arch": best.arch,
@@ -220,8 +218,6 @@ class Advice(Answer):
                 "one_request_at_a_time": alone
                 and {"e2el_ms": alone.e2el_ms.document(), "speculation_gain": alone.speculation_gain},
                 "break_even_acceptance": self.break_even and asdict(self.break_even),
-                "balance": share
-                and asdict(share) | {name: getattr(share, name) for name in ("step_ratio", "speedup", "affordable")},
                 "kv_cache": self.memory,
                 "capacity": self.capacity and self.capacity.summary(),
             },
@@ -387,8 +383,6 @@ class Advice(Answer):
             lines.append(f"low concurrency: {self.alone.text(name)}")
         if self.break_even is not None:
             lines.append(f"poor speculation: {self.break_even.text(name)}")
-        if self.balance is not None:
-            lines.append(f"balanced models: {self.balance.text}")
         if self.memory is not None:
             peak, whole = self.memory.values()
             lines.append(f"KV cache: at most {peak / whole:.0%} in use ({peak} of {whole} tokens)")

@@ -22,9 +22,9 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from pdvsim.common.outcomes import Row
-from pdvsim.decide.contest import Contest, contest, threshold_text
 from pdvsim.decide.error import lead_error
 from pdvsim.decide.goal import Goal
+from pdvsim.decide.race import Contest, contest, threshold_text
 from pdvsim.decide.report import Answer, Report, gpus_text, positive, rests_on, vague
 from pdvsim.decide.runs import at_rate, mean_gap
 from pdvsim.decide.space import Space, settings_text
@@ -49,6 +49,7 @@ from pdvsim.view.report.sheet import Showable
 from pdvsim.view.setting import acceptance_notes
 from pdvsim.view.table import DETAIL, TextTable, span_text
 
+ENOUGH = 1.5  # a run may be this much shorter than its own figures ask for: the other seeds are as long again
 FEW = 100  # least requests measured in a coarse search
 
 Case = tuple[Arch, int]  # architecture and seed
@@ -116,7 +117,7 @@ class Plan:
         rate = float(row["load"])
         length, needed = self.length(rate), self.lengthened([row]).length(rate)
         settled = not self.starts_cold or needed.start <= CLOSE * length.start
-        return settled and needed.total <= CLOSE * length.total
+        return settled and needed.total <= ENOUGH * length.total
 
     @property
     def starts_cold(self) -> bool:

@@ -18,8 +18,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from pdvsim.decide.bracket import first_where
 from pdvsim.decide.draft_table import HOLD, PLAIN, Border, DraftQuestion, DraftTable, SizeAndLength, Tier
+from pdvsim.decide.edge import first_where
 from pdvsim.decide.formula import RATES
 from pdvsim.decide.runs import Bench, at_acceptance
 from pdvsim.decide.speeds import Logs, Speeds

@@ -14,7 +14,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 
-from pdvsim.decide.bracket import Ends, find_edge, first_where, lockstep
+from pdvsim.decide.edge import Ends, find_edge, first_where, lockstep
 from pdvsim.decide.fleet import Contender, copies
 from pdvsim.decide.formula import Formula, Predicted
 from pdvsim.decide.goal import Goal

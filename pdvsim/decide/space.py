@@ -22,7 +22,9 @@ CONTROLLERS: tuple[ControllerName, ...] = ("fixed", "goodput", "feedback")
 ADAPTIVE: ControllerName = "adaptive-verification"  # also for heads and parallel drafters; always drafts k
 ADAPTIVE_LENGTH = 8
 
-PROMISING = 3  # best-ranked draft lengths of the formula that are simulated
+PROMISING = 3  # best-ranked draft lengths of the formula that are simulated, at most
+LIKELY = 0.05  # formula's error between draft lengths near its best, and ...
+EXCLUDED = 0.15  # ... the gap from which a length is not simulated even next to the best
 
 
 def tried() -> tuple[Arch, ...]:
@@ -81,7 +83,7 @@ class Space:
         if "fixed" in self.controllers:
             lengths = list(self.draft_lengths)
             if len(lengths) > PROMISING:
-                lengths = [predicted.k for predicted in Formula(candidate).ranked(lengths)[:PROMISING]]
+                lengths = Formula(candidate).likely(lengths, LIKELY)[:PROMISING]
             servers += [replace(server, controller="fixed", num_speculative_tokens=k) for k in lengths]
         servers += [replace(server, controller=name) for name in self.controllers if name not in ("fixed", ADAPTIVE)]
         if ADAPTIVE in self.controllers and (candidate.arch == "colocated" or len(self.controllers) == 1):
@@ -91,10 +93,11 @@ class Space:
 
     def neighbours(self, candidate: Experiment, name: str) -> list[Experiment]:
         """The candidate with the next smaller and the next larger value of a setting."""
-        values = self.draft_lengths if name == "num_speculative_tokens" else getattr(self, name)
-        if name == "num_speculative_tokens" and not candidate.has_drafter:
-            return []
-        here = getattr(candidate.server, name)
+        here, values = getattr(candidate.server, name), getattr(self, name, self.draft_lengths)
+        if name == "num_speculative_tokens":
+            if not candidate.has_drafter:
+                return []
+            values = tuple(Formula(candidate).likely(values, EXCLUDED))
         smaller, larger = (sorted(v for v in values if v < here), sorted(v for v in values if v > here))
         return self._with(candidate, name, [*smaller[-1:], *larger[:1]])
 
@@ -103,14 +106,6 @@ class Space:
         if not candidate.has_drafter or "fixed" not in self.controllers:
             return []
         return self._with(candidate, "num_speculative_tokens", [min(self.draft_lengths)])
-
-    def batches(self, candidate: Experiment) -> list[Experiment]:
-        """The candidate with every batch limit."""
-        return self._with(candidate, "max_num_seqs", self.max_num_seqs)
-
-    def prompts(self, candidate: Experiment) -> list[Experiment]:
-        """The candidate itself and with the next limits on the prompt tokens of a forward."""
-        return [candidate, *self.neighbours(candidate, "max_num_batched_tokens")]
 
     def owned(self, candidate: Experiment) -> list[Experiment]:
         """The candidate with the settings that only its architecture has."""

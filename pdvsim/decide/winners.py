@@ -20,12 +20,23 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from pdvsim.common.outcomes import Row
-from pdvsim.decide.contest import LEAST_SEEDS, Contest, corrected, exceeds, percent, threshold_text, unsure_text
 from pdvsim.decide.error import lead_error
-from pdvsim.decide.finals import Finals, chosen, contest_of, decided
+from pdvsim.decide.finals import decided
 from pdvsim.decide.formula import break_even_rate
 from pdvsim.decide.goal import NAMES
 from pdvsim.decide.grid import Grid, Place, place_text
+from pdvsim.decide.race import (
+    LEAST_SEEDS,
+    Contest,
+    Verdict,
+    chosen,
+    contest_of,
+    corrected,
+    exceeds,
+    percent,
+    threshold_text,
+    unsure_text,
+)
 from pdvsim.decide.report import NO_DRAFTS, Answer, Report, gpus_text, outside_measured, rests_on
 from pdvsim.decide.runs import Bench, kept_up, load_words
 from pdvsim.decide.space import drafts_text, settings_text
@@ -232,7 +243,7 @@ def draw_map(grid: Grid, bench: Bench) -> WinnerMap:
     return answer
 
 
-def _rows(grid: Grid, load: float, place: Place, finals: Finals) -> list[Row]:
+def _rows(grid: Grid, load: float, place: Place, finals: Verdict) -> list[Row]:
     """The runs of a cell, each with its place and settings."""
     where = {"load_kind": grid.load_kind, "load": load, "axis": grid.axis, "place": place}
     rows = []
