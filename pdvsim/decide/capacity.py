@@ -126,9 +126,9 @@ class Plan:
 
     def lengthened(self, rows: Sequence[Row]) -> Plan:
         """The plan with runs that are long enough for what these rows show."""
-        longest_s = max(map(service_s, rows))
+        longest_s = max(map(service_s, rows), default=0.0)
         starts_s = [self._start_s(row) for row in rows]
-        return replace(self, service_s=max(self.service_s, longest_s), transient_s=max(self.transient_s, *starts_s))
+        return replace(self, service_s=max(self.service_s, longest_s), transient_s=max([self.transient_s, *starts_s]))
 
     def _start_s(self, row: Row) -> float:
         """The start that a run showed; twice that of its own length if no steady state began in it."""

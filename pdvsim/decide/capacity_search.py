@@ -36,9 +36,10 @@ COARSE = 0.1  # tolerance of the search before tuning
 BEYOND = 1.05  # times that rate, settings are compared: those that hold more have a shorter queue there
 COARSE_SHARE = 0.25  # of what a run measures, for tuning
 OPEN = 0.95  # of what a saturated server delivers, where a search starts
-FIRST_GUESS = 0.5  # time in service, relative to that of a saturated server
+FIRST_GUESS = 0.75  # time in service, relative to that of a saturated server
 PILOTS = 2  # seeds searched first, if there is one architecture: both cores are busy
 ROUNDS = 3  # searches in longer and longer runs
+LOOK = 0.1  # the first look, in shorter runs, ends within this logarithm of the rate
 REACH = math.log(500)  # search range around the starting rate; below it requests hardly overlap
 ROOMY = 1.5  # head-room at a rate that is held, from which its levels do not limit it
 STEEPNESS = 2.0  # head-room falls with about this power of the rate; used until two rates are known
@@ -48,17 +49,17 @@ LEAST_STEEP = 0.5
 NEAR = 0.1  # largest logarithm of a rate over the held one at which head-rooms are used for the slope
 
 
-def search(start: float, step: float, tolerance: float, known: float = 0.0) -> Bracketing:
+def search(start: float, step: float, tolerance: float, known: float = 0.0, width: float = 0.0) -> Bracketing:
     """Search over rates that are powers of 1 + `tolerance`, so that searches that need the same run share it.
 
-    `known` is the power of the rate with which head-room falls, if another search showed it.
+    `known` is the power of the rate with which head-room falls, if another search showed it. A first look ends within
+    `width`, a logarithm.
     """
     grid = math.log1p(tolerance)
     first, reach = round(math.log(start) / grid), math.ceil(REACH / grid) + 2
-    limits, stride = Ends(first - reach, first + reach), max(1.0, step / grid)
-    trust = min(1.5, TRUST / grid)
-    slope = (known or STEEPNESS) * grid
-    return find_edge(first, limits, stride, slope=slope, far=FAR_OFF, trust=trust, known=known > 0)
+    limits, stride = Ends(first - reach, first + reach), max(1, round(step / grid))
+    slope, trust, wide = (known or STEEPNESS) * grid, min(1.5, TRUST / grid), max(1, int(width / grid))
+    return find_edge(first, limits, stride, 2, slope, FAR_OFF, trust, known > 0, wide)
 
 
 def steepness(edges: Iterable[Edge], tolerance: float) -> float:
@@ -183,15 +184,20 @@ class _Searches:
         Where caches start cold, runs beyond the edge must be long enough too: they may have failed by the queue of the
         start. All runs at a rate have one length.
         """
-        searches = {case: search(start, step, self.tolerance) for case, start in starts.items()}
+        searches = {case: search(start, step, self.tolerance, width=LOOK) for case, start in starts.items()}
         for last in (*[False] * (ROUNDS - 1), True):
             self._search(searches, shorter=not last)
             runs = [(case, place) for case in starts for place in self._deciding(self.edges[case])]
             rows = self.bench.rows([self._experiment(*run) for run in runs])
-            if last or all(map(self.plan.suffices, rows)):
+            if last or (all(map(self.plan.suffices, rows)) and all(map(self._ended, starts))):
                 return
             self.plan = self.plan.lengthened(rows)
             searches = {case: self._again(self.edges[case]) for case in starts}
+
+    def _ended(self, case: Case) -> bool:
+        """Whether a search went on until its places were adjacent, or its edge was extrapolated."""
+        edge = self.edges[case]
+        return edge.high - edge.low == 1 or min(abs(place - edge.root) for place in edge.tried) < 1.5
 
     def _experiment(self, case: Case, place: float) -> Experiment:
         return self.plan.experiment(case, self._rate(place))

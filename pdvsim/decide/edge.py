@@ -54,15 +54,17 @@ def find_edge(
     far: float = math.inf,
     trust: float = 0.0,
     known: bool = False,
+    width: int = 1,
 ) -> Bracketing:
     """Search between the limits, which are not tried; one that is returned means that the edge is beyond it.
 
     The first step is at most `stride`, each next one `growth` times as long. `slope` is a first guess of the margin's
-    fall per place; if it is `known`, as from the same search on other seeds, the first margin may end the search.
+    fall per place; if it is `known`, as from the same search on other seeds, the first margin may end the search. A
+    first look ends with places `width` apart.
     """
     (low, high), at, halve = limits, start, False
     margins: dict[int, float] = {}
-    while high - low > 1:
+    while high - low > width:
         margins[at] = margin = yield at
         before = high - low
         low, high = (at, high) if margin > 0 else (low, at)
@@ -82,8 +84,10 @@ def find_edge(
             at, stride = at + (jump if margin > 0 else -jump), growth * max(stride, jump)
             at = min(max(at, low + 1), high - 1)
     between = [margins.get(low, math.inf), -margins.get(high, -math.inf)]
-    share = between[0] / sum(between) if max(between) < far else 0.0
-    return Edge(low, high, low + share, sum(between) if max(between) < far else slope, margins)
+    if max(between) < far:
+        root = low + (high - low) * between[0] / sum(between)
+        return Edge(low, high, root, sum(between) / (high - low), margins)
+    return Edge(low, high, low + (high - low) // 2 if high - low > 1 else low, slope, margins)
 
 
 def _slope(margins: Mapping[int, float], at: int, far: float) -> float:

@@ -57,15 +57,17 @@ def _sized(search: Search, place: Experiment, bench: Bench) -> Experiment:
     """A place with the length that its load needs by formula; at a request rate the finalists' runs lengthen it."""
     place = search.goal.prepared(place)
     starts = search.starts(place)
-    if not starts:
-        return place
-    if bench.prompts is not None or load_axis(place.traffic) != "load" or place.traffic.use_trace_timestamps:
-        sized = bench.sized(starts[0])
-    else:
-        first = starts[0]
-        service_s = Formula(first).answer_s(first.longest_draft)
-        sized = with_length(first, rate_length(first.traffic, mean_turns(first.traffic), service_s))
+    sized = formula_sized(starts[0], bench) if starts else place
     return with_length(place, length_of(sized)) if sized.scoring.steady else place
+
+
+def formula_sized(candidate: Experiment, bench: Bench) -> Experiment:
+    """The experiment with the length that its load needs by formula, or the given one."""
+    traffic = candidate.traffic
+    if bench.prompts is not None or load_axis(traffic) != "load" or traffic.use_trace_timestamps:
+        return bench.sized(candidate)
+    service_s = Formula(candidate).answer_s(candidate.longest_draft)
+    return with_length(candidate, rate_length(traffic, mean_turns(traffic), service_s))
 
 
 def _finalists(search: Search, best: Mapping[str, Experiment], all_compete: bool) -> dict[str, Experiment]:

@@ -25,6 +25,7 @@ from pdvsim.decide.capacity import Capacities, Plan
 from pdvsim.decide.capacity_search import find_capacities
 from pdvsim.decide.edge import Ends, edge_of, find_edge
 from pdvsim.decide.error import lead_error
+from pdvsim.decide.finals import formula_sized
 from pdvsim.decide.formula import break_even_rate
 from pdvsim.decide.goal import Goal
 from pdvsim.decide.race import Contest, contest, contest_of, corrected, enough
@@ -33,7 +34,7 @@ from pdvsim.decide.space import with_best_length
 from pdvsim.decide.tune import SEEDS, Search, tuned
 from pdvsim.sim.config import Acceptance, Experiment
 from pdvsim.sim.core import LOOKED_UP
-from pdvsim.sim.metrics.steady import LEAST, Length, first_uses
+from pdvsim.sim.metrics.steady import LEAST
 from pdvsim.sim.relevance import applicable
 from pdvsim.sim.workload.acceptance import expected_tokens
 from pdvsim.study.length import length_of, with_length
@@ -41,12 +42,13 @@ from pdvsim.study.stats import Interval, interval
 from pdvsim.view.table import cell
 
 EDGE_CELLS = 8  # an edge is found to this share of the distance between two places
-RUN_SHARE = 0.5  # of what a final run measures
+RUN_SHARE = 0.3  # of what a final run measures
 ALONE_PROMPTS = 25
 RATE_CELLS = 32
 RATE_STEPS = 100  # resolution of an equivalent rate
 FEW_RUNS = 3  # replications per step of a search
 SEARCH_RUNS = 4  # estimated runs of a capacity search, per seed
+SATURATION_SHARE = 0.5  # of what a run of a capacity search measures
 CLOSE = 0.05  # precision of the distance to capacity: an advice needs no more
 
 Move = Callable[[Experiment, float], Experiment]
@@ -204,7 +206,10 @@ class _Walk:
         if self.bench.runs + self.rivalry.runs > self.budget:
             return None
         left = self.budget - rivalry.runs  # after they have been tuned
-        finalists = {name: self._moved(candidate, at) for name, candidate in rivalry.finalists.items()}
+        moved = {name: self._moved(candidate, at) for name, candidate in rivalry.finalists.items()}
+        longest = max(map(length_of, moved.values()), key=lambda length: length.total)
+        steady = rivalry.recommended.scoring.steady  # all have the same requests
+        finalists = {name: with_length(mine, longest) if steady else mine for name, mine in moved.items()}
         there = self.bench.lengthened({name: rivalry.placed(c) for name, c in finalists.items()}, RUN_SHARE)
         probe = self._settled(at, there, rivalry)
         if probe.challenger is not None and rivalry.search.space.steps():
@@ -218,15 +223,9 @@ class _Walk:
         return probe
 
     def _moved(self, candidate: Experiment, at: float) -> Experiment:
-        """A candidate at another place; at another request rate in runs that last as long, as a first guess."""
-        moved, length = self.move(candidate, at), length_of(candidate)
-        if not candidate.scoring.steady:
-            return moved
-        if self.bench.prompts is not None or load_axis(moved.traffic) == "concurrency":
-            return self.bench.sized(moved)
-        times = moved.traffic.request_rate / candidate.traffic.request_rate
-        start, measured = (math.ceil(times * part) for part in length)
-        return with_length(moved, Length(max(start, math.ceil(first_uses(moved.traffic))), max(measured, LEAST)))
+        """A candidate at another place, in runs that are long enough by formula."""
+        moved = self.move(candidate, at)
+        return formula_sized(moved, self.bench) if candidate.scoring.steady else moved
 
     def _retuned(self, candidate: Experiment, budget: int) -> Experiment:
         """A candidate's architecture tuned at another place."""
@@ -408,10 +407,10 @@ def memory(rows: Sequence[Row]) -> dict[str, int]:
 
 
 def saturation(rivalry: Rivalry, bench: Bench, usd: float | None) -> Capacities:
-    """The highest rate the recommendation itself holds on the same GPUs, as `pdvsim capacity` finds it."""
+    """The highest rate the recommendation holds on the same GPUs, found as by `pdvsim capacity`, in shorter runs."""
     base = applicable(rivalry.recommended)
     plan = Plan(base, (base.arch,), rivalry.few_runs, rivalry.search.goal, CLOSE, least=bench.prompts or LEAST)
-    return find_capacities(plan, bench, usd)
+    return find_capacities(replace(plan, share=SATURATION_SHARE), bench, usd)
 
 
 def saturation_runs(rivalry: Rivalry) -> int:

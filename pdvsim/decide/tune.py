@@ -1,12 +1,11 @@
 """Tune every architecture wherever architectures are compared: formula first, then simulations of what it leaves.
 
 At each place (a load, a pair, a GPU) every contender runs with the draft length that the formula ranks best. Those that
-can still win try, in one batch, the lengths that the formula's error cannot exclude and the controllers; then further
-lengths while the best is the shortest or longest that ran. Then come batch limits and prompt tokens per forward (the
-next fewer and more, and further ones while that is better) and settings that only this architecture has. Runs are short and
-share their requests. Settings close to the best of their contender get a second seed. These seeds are used for nothing
-else, because the best of many looks too good on the seeds that selected it. Among settings within the indifference the
-simpler is kept.
+can still win try, in one batch, the lengths that the formula's error cannot exclude, and those next to the best. Then
+come the controllers, batch limits and prompt tokens per forward (the next fewer and more, and further ones while that
+is better), and settings that only this architecture has. Runs are short and share their requests. Settings close to the
+best of their contender get a second seed. These seeds are used for nothing else, because the best of many looks too
+good on the seeds that selected it. Among settings within the indifference the simpler is kept.
 
 Limits: the search tests one kind of setting after another, so it can miss settings that are good only together.
 Settings skipped for lack of budget are counted.
@@ -31,6 +30,7 @@ CLOSE = 1.02  # settings this many times worse than the best of their contender 
 CLIMBED = {  # kinds tested from best to next
     "drafts": "num_speculative_tokens", "batches": "max_num_seqs", "prompts": "max_num_batched_tokens",
 }  # fmt: skip
+MOST_CLOSE = 3
 SEEDS = 2
 APART = 100_000  # offset of search seeds from those of the replications
 SEARCH_RUN_SHARE = 0.25  # of what a final run measures
@@ -123,8 +123,7 @@ def tuned(
             further = {key: _further(search, step, tried[key]) for key in near if tried[key][0] in search.figures}
             if not _extend(search, tried, further, places, bench):
                 break
-        if search.contenders and step == "drafts":
-            far = NEAR_CONTENDER
+        far = NEAR_CONTENDER if search.contenders else far
     _settle(search, tried, places, bench)
     best: list[dict[str, Experiment]] = []
     for at, base in enumerate(places):
@@ -200,8 +199,8 @@ def _settle(
     close: dict[PlaceAndName, list[Experiment]] = {}
     for key, mine in tried.items():
         best = search.best(mine)
-        if best is not None and not _far(search, tried, key, FAR_CONTENDER):
-            close[key] = [c for c in mine if c in search.figures and search.worse(c, best) <= CLOSE]
+        if best is not None and not _far(search, tried, key, NEAR_CONTENDER):
+            close[key] = [c for c in mine if c in search.figures and search.worse(c, best) <= CLOSE][:MOST_CLOSE]
     rivals = {key: mine for key, mine in close.items() if len(mine) > 1}
     again = dict.fromkeys(c for mine in rivals.values() for c in mine)
     if search.budget is not None and bench.runs + (SEEDS - 1) * len(again) > search.budget:
