@@ -74,10 +74,9 @@ def find_edge(
         if known and abs(away) <= trust:
             return Edge(low, high, at + away, slope, margins)
         if low in margins and high in margins:
-            width = high - low
-            halve = not halve and width > NARROWED * before and before < math.inf
+            halve = not halve and high - low > NARROWED * before
             root = at + away
-            step = round(root) if low < root < high and not halve else low + width // 2
+            step = round(root) if low < root < high and not halve else (low + high) // 2
             at = min(max(step, low + 1), high - 1)
         else:
             jump = math.ceil(min(abs(away) + 1, stride))

@@ -24,7 +24,7 @@ from pdvsim.common.commandline import command_line, parse
 from pdvsim.decide import runs as runs_module
 from pdvsim.decide.advice import FLIPS, Advice
 from pdvsim.decide.advise import usual_runs
-from pdvsim.decide.contest import contest
+from pdvsim.decide.race import contest
 from pdvsim.decide.error import lead_error
 from pdvsim.decide.figures import advice_pictures
 from pdvsim.decide.finals import contest_of
