@@ -147,7 +147,8 @@ class _Searches:
     def _again(self, edge: Edge, further: float = 0.0) -> Bracketing:
         """A search that continues from an edge that is about known."""
         known = edge.slope / math.log1p(self.tolerance) if edge.slope > 0 and edge.root > edge.low else 0.0
-        return search(self._rate(edge.root + further), self.tolerance, self.tolerance, known)
+        start = edge.root if holds(edge) else edge.high
+        return search(self._rate(start + further), self.tolerance, self.tolerance, known)
 
     @property
     def _level_s(self) -> float:

@@ -178,7 +178,7 @@ class _Walk:
     def _narrowed(self, near: float, falls: Probe) -> Generator[None, None, Side]:
         """The edge between a place where the decision stands and one where it falls, as far as the budget lasts."""
         far, stands = falls.at, near
-        cells = find_edge(EDGE_CELLS // 2, Ends(0, EDGE_CELLS))
+        cells = find_edge(EDGE_CELLS // 2, Ends(0, EDGE_CELLS), far=0)
         cell = next(cells)
         with suppress(StopIteration):
             while True:

@@ -1,4 +1,4 @@
-"""The search for an edge: it ends next to it, needs few runs where margins tell the distance, and noise does not stop it."""
+"""The search for an edge: it ends next to it, and takes few runs where margins tell the distance."""
 
 from __future__ import annotations
 
@@ -30,9 +30,14 @@ def drive(search: Bracketing, root: float, slope: float, bend: float = 1.0) -> t
 
 
 @given(
-    edge=st.integers(-400, 400), start=st.integers(-299, 299), stride=st.integers(1, 30), far=st.sampled_from([0, 1, 1e9]),
-    slope=st.sampled_from([0.01, 1.0, 50.0]), guess=st.sampled_from([0.0, 0.1, 3.0]), bend=st.sampled_from([0.1, 1, 20]),
-)  # fmt: skip
+    edge=st.integers(-400, 400),
+    start=st.integers(-299, 299),
+    stride=st.integers(1, 30),
+    far=st.sampled_from([0, 1, 1e9]),
+    slope=st.sampled_from([0.01, 1.0, 50.0]),
+    guess=st.sampled_from([0.0, 0.1, 3.0]),
+    bend=st.sampled_from([0.1, 1, 20]),
+)
 def test_it_ends_next_to_the_edge(
     edge: int, start: int, stride: int, far: float, slope: float, guess: float, bend: float
 ) -> None:

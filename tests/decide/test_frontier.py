@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from matplotlib.text import Text
 
 from pdvsim.cli import main
-from pdvsim.decide.race import exceeds
 from pdvsim.decide.error import lead_error
 from pdvsim.decide.frontier import Frontier, FrontierPoint, find_frontier, frontier_figure, leads, pareto
+from pdvsim.decide.race import exceeds
 from pdvsim.sim.config import Experiment
 from pdvsim.study.results import load
 from pdvsim.study.stats import Interval
