@@ -54,7 +54,7 @@ class Advice(Answer):
     contest: Contest | None = None  # among the finalists that can be chosen
     recommended: Experiment | None = None
     flips: list[surroundings.Flips] = field(default_factory=list)
-    alone: surroundings.Alone | None = None
+    alone: tuple[Contest, Interval | None] | None = None  # at concurrency 1
     break_even: surroundings.BreakEven | None = None
     memory: dict[str, int] | None = None
     capacity: Capacities | None = None
@@ -215,8 +215,7 @@ class Advice(Answer):
                 asdict(flips) | {"probes": [asdict(p) for _, p in sorted(flips.probes.items())]} for flips in self.flips
             ],
             "failure_modes": {
-                "one_request_at_a_time": alone
-                and {"e2el_ms": alone.e2el_ms.document(), "speculation_gain": alone.speculation_gain},
+                "one_request_at_a_time": alone and {"e2el_ms": alone[0].document(), "speculation_gain": alone[1]},
                 "break_even_acceptance": self.break_even and asdict(self.break_even),
                 "kv_cache": self.memory,
                 "capacity": self.capacity and self.capacity.summary(),
@@ -380,7 +379,7 @@ class Advice(Answer):
     def _failure_modes(self, best: Experiment) -> list[str]:
         name, lines = self.question.name(best), []
         if self.alone is not None:
-            lines.append(f"low concurrency: {self.alone.text(name)}")
+            lines.append(f"low concurrency: {_alone_text(name, *self.alone)}")
         if self.break_even is not None:
             lines.append(f"poor speculation: {self.break_even.text(name)}")
         if self.memory is not None:
@@ -420,3 +419,15 @@ class Advice(Answer):
             *measure_notes(self.finals),
             *rests_on(ask.base.traffic, self.rows),
         ]
+
+
+def _alone_text(best: str, e2el_ms: Contest, gain: Interval | None) -> str:
+    """The recommendation of this name against the other finalists at concurrency 1."""
+    text = f"at concurrency 1 E2EL is {cell(e2el_ms.values[best], 0)} ms"
+    alike = [name for name in e2el_ms.tied if name != best]
+    if best in e2el_ms.tied:
+        text += ", the lowest of the finalists" + (f" (tied with {', '.join(alike)})" if alike else "")
+    else:
+        lowest = cell(e2el_ms.values[e2el_ms.best], 0)
+        text += f"; {e2el_ms.best} is at {lowest} ms ({e2el_ms.leads[best].mean:.1%} lower)"
+    return text if gain is None else f"{text}; drafting is {cell(gain)} times as fast as plain decoding"

@@ -136,10 +136,10 @@ def _surroundings(advice: Advice, bench: Bench) -> None:
         advice.left_out.append(what)
         return False
 
-    if rated and plain and room("break-even", surroundings.break_even_runs(rivalry)):
+    if rated and plain and room("break-even", surroundings.SEARCH_RUNS * rivalry.few_runs):
         advice.break_even = surroundings.break_even(rated, plain, rivalry, bench)
     axis = load_axis(best.traffic)
-    if axis == "load" and ask.goal.levels and room("distance to capacity", surroundings.saturation_runs(rivalry)):
+    if axis == "load" and ask.goal.levels and room("distance to capacity", surroundings.SEARCH_RUNS * rivalry.few_runs):
         advice.capacity = surroundings.saturation(rivalry, bench, ask.gpu_hour_usd)
         if advice.capacity.interrupted:
             raise KeyboardInterrupt

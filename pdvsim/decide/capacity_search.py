@@ -130,25 +130,16 @@ class _Searches:
         self._settle(starts, step)
         seeds = {arch: self.edges[arch, first] for arch in plan.archs}
         rest = [case for case in plan.cases() if case not in self.edges]
-        if len(plan.archs) > 1:  # the first one tells which seeds are hard
-            self._search({case: self._again(seeds[case[0]]) for case in rest if case[0] == plan.archs[0]})
-            rest = [case for case in rest if case not in self.edges]
-        self._search({case: self._again(seeds[case[0]], self._harder(case[1], seeds)) for case in rest})
+        self._search({case: self._again(seeds[case[0]]) for case in rest})
 
     def _rate(self, place: float) -> float:
         return float((1 + self.tolerance) ** place)
 
-    def _harder(self, seed: int, firsts: dict[Arch, Edge]) -> float:
-        """Places by which the first architecture's edge of this seed is beyond that of the first seed."""
-        leader = self.plan.archs[0]
-        known = self.edges.get((leader, seed))
-        return known.root - firsts[leader].root if known and holds(known) and holds(firsts[leader]) else 0.0
-
-    def _again(self, edge: Edge, further: float = 0.0) -> Bracketing:
+    def _again(self, edge: Edge) -> Bracketing:
         """A search that continues from an edge that is about known."""
         known = edge.slope / math.log1p(self.tolerance) if edge.slope > 0 and edge.root > edge.low else 0.0
         start = edge.root if holds(edge) else edge.high
-        return search(self._rate(start + further), self.tolerance, self.tolerance, known)
+        return search(self._rate(start), self.tolerance, self.tolerance, known)
 
     @property
     def _level_s(self) -> float:

@@ -39,7 +39,6 @@ from pdvsim.sim.relevance import applicable
 from pdvsim.sim.workload.acceptance import expected_tokens
 from pdvsim.study.length import length_of, with_length
 from pdvsim.study.stats import Interval, interval
-from pdvsim.view.table import cell
 
 EDGE_CELLS = 8  # an edge is found to this share of the distance between two places
 RUN_SHARE = 0.3  # of what a final run measures
@@ -47,7 +46,7 @@ ALONE_PROMPTS = 25
 RATE_CELLS = 32
 RATE_STEPS = 100  # resolution of an equivalent rate
 FEW_RUNS = 3  # replications per step of a search
-SEARCH_RUNS = 4  # estimated runs of a capacity search, per seed
+SEARCH_RUNS = 6  # estimated runs per seed of the search for a break-even or a capacity
 SATURATION_SHARE = 0.5  # of what a run of a capacity search measures
 CLOSE = 0.05  # precision of the distance to capacity: an advice needs no more
 
@@ -165,29 +164,21 @@ class _Walk:
     budget: int
 
     def outward(self, far: float | None) -> Generator[None, None, Side]:
-        """Test the last place of a side; if the decision changes, narrow it. Yields after each place."""
-        here = self.flips.here
-        if far is None:
-            return Side(here)
-        probe = self._test(far, self.rivalry)
+        """Test the last place of a side; if the decision changes, narrow down where. Yields after each place."""
+        here = stands = self.flips.here
+        falls = None if far is None else self._test(far, self.rivalry)
         yield
-        if probe is None:
-            return Side(here, reason="no budget")
-        return (yield from self._narrowed(here, probe)) if self._changed(probe) else Side(far)
-
-    def _narrowed(self, near: float, falls: Probe) -> Generator[None, None, Side]:
-        """The edge between a place where the decision stands and one where it falls, as far as the budget lasts."""
-        far, stands = falls.at, near
+        if far is None or falls is None:
+            return Side(here, reason="not found" if far is None else "no budget")
+        if not self._changed(falls):
+            return Side(far)
         cells = find_edge(EDGE_CELLS // 2, Ends(0, EDGE_CELLS), far=0)
         cell = next(cells)
+        rivals = [r for r in self.rivalry.rivals if falls.challenger in (None, self.rivalry.search.name(r))]
+        only = replace(self.rivalry, rivals=tuple(rivals))  # at the significance level of all
         with suppress(StopIteration):
-            while True:
-                rivals = [r for r in self.rivalry.rivals if falls.challenger in (None, self.rivalry.search.name(r))]
-                only = replace(self.rivalry, rivals=tuple(rivals))  # at the significance level of all
-                between = self._test(self.flips.between(near, far, cell / EDGE_CELLS), only)
+            while (between := self._test(self.flips.between(here, far, cell / EDGE_CELLS), only)) is not None:
                 yield
-                if between is None:
-                    break
                 changed = self._changed(between)
                 falls, stands = (between, stands) if changed else (falls, between.at)
                 cell = cells.send(-1 if changed else 1)
@@ -283,40 +274,19 @@ def _probe(at: float, finalists: Mapping[str, Experiment], rivalry: Rivalry, ben
     return Probe(at, held.values, able, challenger, lead, still_open)
 
 
-@dataclass(frozen=True)
-class Alone:
-    """Concurrency 1: mean end-to-end latency of all finalists."""
+def alone(rivalry: Rivalry, bench: Bench) -> tuple[Contest, Interval | None]:
+    """Mean end-to-end latency of all finalists at concurrency 1.
 
-    e2el_ms: Contest
-    speculation_gain: Interval | None  # TPOT of plain decoding over the recommendation's; None if it does not draft
-
-    def text(self, best: str) -> str:
-        """The recommendation of this name against the other finalists, as text."""
-        contest = self.e2el_ms
-        text = f"at concurrency 1 E2EL is {cell(contest.values[best], 0)} ms"
-        alike = [name for name in contest.tied if name != best]
-        if best in contest.tied:
-            tied = f" (no significant difference from {', '.join(alike)})" if alike else ""
-            text += f", the lowest of the finalists{tied}"
-        else:
-            lowest = cell(contest.values[contest.best], 0)
-            text += f"; {contest.best} is at {lowest} ms ({contest.leads[best].mean:.1%} lower)"
-        if self.speculation_gain is not None:
-            text += f"; drafting is {cell(self.speculation_gain)} times as fast as plain decoding"
-        return text
-
-
-def alone(rivalry: Rivalry, bench: Bench) -> Alone:
-    """All finalists at concurrency 1."""
+    Also how many times as fast as plain decoding the recommendation is, if it drafts and plain decoding is a finalist.
+    """
     finalists = {name: _alone(candidate) for name, candidate in rivalry.finalists.items()}
     rows = bench.replicated(finalists, rivalry.num_runs)
     e2el = contest_of(rows, Goal("e2el"), finalists, rivalry.search.indifference)
-    mine = rows[rivalry.best]
     plain = next((rows[name] for name, c in finalists.items() if c.arch == "autoregressive"), None)
-    gain = None
-    if plain is not None and rivalry.recommended.arch != "autoregressive":
-        gain = interval([p["mean_tpot_ms"] / m["mean_tpot_ms"] for p, m in zip(plain, mine, strict=True)])
-    return Alone(e2el, gain)
+    if plain is None or rivalry.recommended.arch == "autoregressive":
+        return e2el, None
+    pairs = zip(plain, rows[rivalry.best], strict=True)
+    return e2el, interval(theirs["mean_tpot_ms"] / mine["mean_tpot_ms"] for theirs, mine in pairs)
 
 
 def _alone(candidate: Experiment) -> Experiment:
@@ -393,11 +363,6 @@ def break_even(drafting: Experiment, plain: Experiment, rivalry: Rivalry, bench:
     return BreakEven(rivalry.search.name(drafting), here, losing, winning)
 
 
-def break_even_runs(rivalry: Rivalry) -> int:
-    """Most simulations that `break_even` usually runs."""
-    return (1 + RATE_CELLS.bit_length()) * rivalry.few_runs
-
-
 def memory(rows: Sequence[Row]) -> dict[str, int]:
     """Peak use of the KV cache in these runs, and its capacity, in tokens."""
     return {
@@ -411,8 +376,3 @@ def saturation(rivalry: Rivalry, bench: Bench, usd: float | None) -> Capacities:
     base = applicable(rivalry.recommended)
     plan = Plan(base, (base.arch,), rivalry.few_runs, rivalry.search.goal, CLOSE, least=bench.prompts or LEAST)
     return find_capacities(replace(plan, share=SATURATION_SHARE), bench, usd)
-
-
-def saturation_runs(rivalry: Rivalry) -> int:
-    """Estimated simulations of `saturation`."""
-    return SEARCH_RUNS * rivalry.few_runs
