@@ -94,12 +94,7 @@ def find_capacities(plan: Plan, bench: Bench, gpu_hour_usd: float | None = None)
     steep = {
         arch: steepness((of for case, of in edges.items() if case[0] == arch), plan.tolerance) for arch in plan.archs
     }
-    rows = []
-    for case in (case for case in plan.cases() if case in edges):
-        try:
-            rows.append(searches.row(case, gpu_hour_usd) | {"steepness": steep[case[0]]})
-        except KeyboardInterrupt:  # its run was not repeated in the length of the others
-            interrupted = True
+    rows = [searches.row(case, gpu_hour_usd) | {"steepness": steep[case[0]]} for case in plan.cases() if case in edges]
     return Capacities(plan, gpu_hour_usd, rows, bench.runs - before, interrupted)
 
 
@@ -184,7 +179,7 @@ class _Searches:
             if last or (all(map(self.plan.suffices, rows)) and all(map(self._ended, starts))):
                 return
             self.plan = self.plan.lengthened(rows)
-            searches = {case: self._again(self.edges[case]) for case in starts}
+            searches = {case: self._again(self.edges.pop(case)) for case in starts}
 
     def _ended(self, case: Case) -> bool:
         """Whether a search went on until its places were adjacent, or its edge was extrapolated."""
