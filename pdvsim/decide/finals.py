@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 
 from pdvsim.decide.formula import Formula
-from pdvsim.decide.race import Verdict, race
+from pdvsim.decide.race import Finals, race
 from pdvsim.decide.runs import Bench, load_axis, replications
 from pdvsim.decide.tune import Search, tuned
 from pdvsim.sim.config import Experiment
@@ -26,7 +26,7 @@ def decided(
     num_runs: int,
     budget: int | None = None,
     all_compete: bool = False,
-) -> Iterator[tuple[int, dict[str, Experiment], Verdict]]:
+) -> Iterator[tuple[int, dict[str, Experiment], Finals]]:
     """Yields the number of a place with all tuned settings and the verdict, again after seeds were added.
 
     `budget` limits the simulations for added seeds. With `all_compete` all contenders are finalists with the same

@@ -91,7 +91,7 @@ class Contest:
         }
 
 
-class Verdict(NamedTuple):
+class Finals(NamedTuple):
     """All candidates and their replications by name, and the contest among those that can be chosen."""
 
     candidates: dict[str, Experiment]
@@ -107,7 +107,7 @@ def race(
     indifference: float,
     budget: int | None = None,
     equally: bool = False,
-) -> Iterator[Verdict]:
+) -> Iterator[Finals]:
     """Run all candidates, by name, on the same seeds and compare; then add seeds where they help.
 
     The last yield is the answer. `budget` limits the simulations. With `equally` all have the same number of seeds.
@@ -121,7 +121,7 @@ def race(
     while True:
         rows |= bench.replicated(active, seeds)
         result = contest_of(rows, goal, candidates, indifference)
-        yield Verdict(candidates, dict(rows), result)
+        yield Finals(candidates, dict(rows), result)
         open_ = {other for other in result.unsure if result.leads[other].mean > result.thresholds[other]}
         open_ |= {other for other in result.alike if result.leads[other].mean > indifference}
         active = {name: c for name, c in candidates.items() if equally or name in (result.best, *open_)}

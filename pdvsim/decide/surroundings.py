@@ -66,7 +66,7 @@ class Probe:
 
 
 @dataclass(frozen=True)
-class Side:
+class Stretch:
     """The decision is unchanged up to `stands` and changes at `falls`, where the challenger leads; None: not found."""
 
     stands: float
@@ -83,8 +83,8 @@ class Flips:
     axis: str
     here: float
     probes: dict[float, Probe] = field(default_factory=dict)
-    below: Side | None = None
-    above: Side | None = None
+    below: Stretch | None = None
+    above: Stretch | None = None
 
     def between(self, a: float, b: float, share: float) -> float:
         """The place at a share of the way from one to another; numbers of requests are whole."""
@@ -99,7 +99,7 @@ class Flips:
         sides = ((self.below, "below", "down", "lowest"), (self.above, "above", "up", "highest"))
         return [self._sentence(side, *words) for side, *words in sides if side is not None]
 
-    def _sentence(self, side: Side, where: str, way: str, last: str) -> str:
+    def _sentence(self, side: Stretch, where: str, way: str, last: str) -> str:
         unit = {"load": " req/s", "requests": " requests"}.get(self.axis, "")
         name = f"{self.axis} {where} {self.here:.3g}{unit}: "
         unchanged = f"{name}unchanged {way} to {side.stands:.3g}{unit}"
@@ -163,15 +163,15 @@ class _Walk:
     bench: Bench
     budget: int
 
-    def outward(self, far: float | None) -> Generator[None, None, Side]:
+    def outward(self, far: float | None) -> Generator[None, None, Stretch]:
         """Test the last place of a side; if the decision changes, narrow down where. Yields after each place."""
         here = stands = self.flips.here
         falls = None if far is None else self._test(far, self.rivalry)
         yield
         if far is None or falls is None:
-            return Side(here, reason="not found" if far is None else "no budget")
+            return Stretch(here, reason="not found" if far is None else "no budget")
         if not self._changed(falls):
-            return Side(far)
+            return Stretch(far)
         cells = find_edge(EDGE_CELLS // 2, Ends(0, EDGE_CELLS), far=0)
         cell = next(cells)
         rivals = [r for r in self.rivalry.rivals if falls.challenger in (None, self.rivalry.search.name(r))]
@@ -183,7 +183,7 @@ class _Walk:
                 falls, stands = (between, stands) if changed else (falls, between.at)
                 cell = cells.send(-1 if changed else 1)
         reason = "beaten" if falls.challenger else "nobody is able"
-        return Side(stands, falls.at, falls.challenger, falls.lead, reason)
+        return Stretch(stands, falls.at, falls.challenger, falls.lead, reason)
 
     def _changed(self, probe: Probe) -> bool:
         """Whether there is a challenger, or nobody meets the goal although some did at the given place."""

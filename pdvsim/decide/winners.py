@@ -28,7 +28,7 @@ from pdvsim.decide.grid import Grid, Place, place_text
 from pdvsim.decide.race import (
     LEAST_SEEDS,
     Contest,
-    Verdict,
+    Finals,
     chosen,
     contest_of,
     corrected,
@@ -243,7 +243,7 @@ def draw_map(grid: Grid, bench: Bench) -> WinnerMap:
     return answer
 
 
-def _rows(grid: Grid, load: float, place: Place, finals: Verdict) -> list[Row]:
+def _rows(grid: Grid, load: float, place: Place, finals: Finals) -> list[Row]:
     """The runs of a cell, each with its place and settings."""
     where = {"load_kind": grid.load_kind, "load": load, "axis": grid.axis, "place": place}
     rows = []
