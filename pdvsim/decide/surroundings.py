@@ -47,7 +47,6 @@ RATE_CELLS = 32
 RATE_STEPS = 100  # resolution of an equivalent rate
 FEW_RUNS = 3  # replications per step of a search
 SEARCH_RUNS = 6  # estimated runs per seed of the search for a break-even or a capacity
-SATURATION_SHARE = 0.5  # of what a run of a capacity search measures
 CLOSE = 0.05  # precision of the distance to capacity: an advice needs no more
 
 Move = Callable[[Experiment, float], Experiment]
@@ -372,7 +371,7 @@ def memory(rows: Sequence[Row]) -> dict[str, int]:
 
 
 def saturation(rivalry: Rivalry, bench: Bench, usd: float | None) -> Capacities:
-    """The highest rate the recommendation holds on the same GPUs, found as by `pdvsim capacity`, in shorter runs."""
+    """The highest rate the recommendation holds on the same GPUs, as `pdvsim capacity` finds it."""
     base = applicable(rivalry.recommended)
     plan = Plan(base, (base.arch,), rivalry.few_runs, rivalry.search.goal, CLOSE, least=bench.prompts or LEAST)
-    return find_capacities(replace(plan, share=SATURATION_SHARE), bench, usd)
+    return find_capacities(plan, bench, usd)
