@@ -92,7 +92,7 @@ def test_plain_decoding_wins_where_simulations_say_so(simulated: DraftTable) -> 
     assert first > 1
     for rows, wins in ((min(round(1.2 * first), MOST), True), (round(0.8 * first), False)):
         plain, drafted = (np.mean([speed(run) for run in fresh.loops(rows, k)]) for k in (PLAIN, k_at(table, rows)))
-        assert (plain > drafted) is bool(wins)
+        assert bool(plain > drafted) == wins
 
 
 @pytest.mark.parametrize(("pair", "rate"), [*product(PAIRS, (0.3, 0.6, 0.8, 1.0))])

@@ -67,8 +67,8 @@ def usual_runs(question: Question) -> int:
     tuning = contenders + min(contenders, RIVALS + 1) * tried
     finals = min(contenders, FINALISTS + 1) * seeds
     at_a_place = min(contenders, RIVALS + 2)
-    places = at_a_place * (seeds + 4 * len(LOADS["load"]))  # alone, and others that few seeds decide
-    return min(question.budget, tuning + finals + places + 2 * surroundings.SEARCH_RUNS * surroundings.FEW_RUNS)
+    places = at_a_place * (seeds + 2 * len(LOADS["load"]))  # alone, and others that few seeds decide
+    return min(question.budget, tuning + finals + places + 8 * surroundings.FEW_RUNS)
 
 
 def _on_more_gpus(advice: Advice, bench: Bench) -> Advice:
