@@ -101,8 +101,12 @@ def pack(
     source = _Source(folder, SYSTEMS[gpu.name], engine)
     arrays: Arrays = {}
     arrays |= _products(source.table("gemm", "gemm_perf"))
-    arrays |= _decode(source.table("attention", "generation_attention_perf"))
-    arrays |= _prefill(source.table("attention", "context_attention_perf"))
+    decode, prompts = (
+        source.table("attention", "generation_attention_perf"),
+        source.table("attention", "context_attention_perf"),
+    )
+    arrays |= _attention("decode", {"rows": "batch_size", "context": "step"}, decode)
+    arrays |= _attention("prefill", {"length": "isl"}, prompts[prompts.batch_size == 1])
     reduces = source.table("comm", "custom_allreduce_perf")
     if (like := RACKS.get(gpu.name)) is not None:
         rack = _Source(folder, SYSTEMS[like], engine).table("comm", "custom_allreduce_perf")
@@ -263,23 +267,40 @@ def _version(path: Path) -> list[int]:
     return [int(part) if part.isdecimal() else 0 for part in name.split(".")]
 
 
-def _grid(
-    table: pd.DataFrame, columns: list[str], largest_first: bool = False
-) -> tuple[list[NDArray[Any]], NDArray[np.int16]]:
-    """Sorted values of the columns, and the packed times on their grid; of several kernels the fastest.
+def _timed(
+    prefix: str, table: pd.DataFrame, axes: dict[str, str], coded: Arrays | None = None, largest_first: bool = False
+) -> Arrays:
+    """Packed times on the grid of a table's columns, with the values of each axis; of several kernels the fastest.
 
-    With `largest_first` no size takes longer than a larger one, which it could be padded to: what does is a hiccup.
+    `coded` is what the numbers in the column `code`, the first axis, stand for. With `largest_first` no size takes
+    longer than a larger one, which it could be padded to: what does is a hiccup.
     """
-    axes = [np.sort(table[column].unique()) for column in columns]
-    times = np.full([len(axis) for axis in axes], np.inf)
-    places = tuple(np.searchsorted(axis, table[column]) for axis, column in zip(axes, columns, strict=True))
+    columns = [*(["code"] if coded else []), *axes.values()]
+    values = [np.sort(table[column].unique()) for column in columns]
+    times = np.full([len(each) for each in values], np.inf)
+    places = tuple(np.searchsorted(each, table[column]) for each, column in zip(values, columns, strict=True))
     np.minimum.at(times, places, table.latency.to_numpy(float) * 1e-3)
     if largest_first:
         known = np.isfinite(times)
         for axis in range(times.ndim):
             times = np.flip(np.minimum.accumulate(np.flip(times, axis), axis), axis)
         times = np.where(known, times, np.inf)
-    return [axis.astype(np.int32) for axis in axes], packed(times)
+    sizes = dict(zip(axes, (each.astype(np.int32) for each in values[-len(axes) :]), strict=True))
+    return {f"{prefix}/{name}": array for name, array in ((coded or {}) | sizes | {"t": packed(times)}).items()}
+
+
+def _coded(table: pd.DataFrame, columns: list[str]) -> tuple[NDArray[Any], pd.DataFrame]:
+    """The distinct values of some columns, and the table with the number of each row's as its `code`."""
+    distinct = table[columns].drop_duplicates()
+    return distinct.to_numpy(), table.assign(code=table.groupby(columns, sort=False).ngroup())
+
+
+def _together(table: pd.DataFrame, by: list[str], step: str, steps: int) -> pd.DataFrame:
+    """The latency of all steps of an operation, of each the fastest kernel; no row where a step was not timed."""
+    each = table.groupby([*by, step]).latency.min().unstack()
+    if each.shape[1] < steps:
+        return pd.DataFrame({name: [] for name in (*by, "latency")})
+    return each.sum(axis=1, skipna=False).rename("latency").dropna().reset_index()
 
 
 def _by(table: pd.DataFrame, column: str) -> Iterator[tuple[str, pd.DataFrame]]:
@@ -288,53 +309,38 @@ def _by(table: pd.DataFrame, column: str) -> Iterator[tuple[str, pd.DataFrame]]:
         yield str(value), table[table[column] == value]
 
 
-def _products(table: pd.DataFrame) -> Arrays:
+def _by_kind(name: str, column: str, axes: dict[str, str], table: pd.DataFrame) -> Arrays:
+    """One grid for each value of a column, as of the KV cache; prompts are timed alone."""
+    if "isl" in axes.values():
+        table = table[table.batch_size == 1]
     arrays: Arrays = {}
-    table = table[(table.n >= LEAST_SIDE) & (table.k >= LEAST_SIDE)]
-    least = table.groupby("gemm_dtype").latency.min()
-    for kind, part in _by(table, "gemm_dtype"):
-        if kind not in ITEM_BYTES or least[kind] > MOST_WAIT * least["bfloat16"]:
-            continue
-        axes, times = _grid(part, ["m", "n", "k"], largest_first=True)
-        arrays |= {f"gemm/{kind}/{name}": axis for name, axis in zip("mnk", axes, strict=True)}
-        arrays[f"gemm/{kind}/t"] = times
+    for kind, part in _by(table, column):
+        arrays |= _timed(f"{name}/{kind}", part, axes)
     return arrays
 
 
-def _attention(table: pd.DataFrame) -> list[tuple[str, pd.DataFrame]]:
-    """Tables by head size, cache and window."""
+def _products(table: pd.DataFrame) -> Arrays:
+    table = table[(table.n >= LEAST_SIDE) & (table.k >= LEAST_SIDE)]
+    least = table.groupby("gemm_dtype").latency.min()
+    arrays: Arrays = {}
+    for kind, part in _by(table, "gemm_dtype"):
+        if kind in ITEM_BYTES and least[kind] <= MOST_WAIT * least["bfloat16"]:
+            arrays |= _timed(f"gemm/{kind}", part, {axis: axis for axis in "mnk"}, largest_first=True)
+    return arrays
+
+
+def _attention(name: str, axes: dict[str, str], table: pd.DataFrame) -> Arrays:
+    """Attention by head size, cache and window, over pairs of query and KV heads."""
     table = table.assign(window_size=table.get("window_size", 0))
     table = table[table.window_size.isin(WINDOWS) & (table.num_heads >= table.num_key_value_heads)]
     if "attn_dtype" in table and (table.attn_dtype == "bfloat16").any():
         table = table[table.attn_dtype == "bfloat16"]
     table = table[table.head_dim <= WIDEST_HEAD]
     names = table.head_dim.astype(str) + "-" + table.kv_cache_dtype + "-" + table.window_size.astype(int).astype(str)
-    return list(_by(table.assign(name=names), "name"))
-
-
-def _paired(part: pd.DataFrame, columns: list[str]) -> tuple[Arrays, list[NDArray[Any]], NDArray[np.int16]]:
-    pairs = part[["num_heads", "num_key_value_heads"]].drop_duplicates().to_numpy()
-    codes = {tuple(pair): code for code, pair in enumerate(pairs.tolist())}
-    keys = zip(part.num_heads.tolist(), part.num_key_value_heads.tolist(), strict=True)
-    axes, times = _grid(part.assign(pair=[codes[key] for key in keys]), ["pair", *columns])
-    return {"pairs": pairs.astype(np.int16)}, axes[1:], times
-
-
-def _decode(table: pd.DataFrame) -> Arrays:
     arrays: Arrays = {}
-    for kind, part in _attention(table):
-        pairs, axes, times = _paired(part, ["batch_size", "step"])
-        columns = pairs | {"rows": axes[0], "context": axes[1], "t": times}
-        arrays |= {f"decode/{kind}/{name}": values for name, values in columns.items()}
-    return arrays
-
-
-def _prefill(table: pd.DataFrame) -> Arrays:
-    arrays: Arrays = {}
-    for kind, part in _attention(table[table.batch_size == 1]):
-        pairs, axes, times = _paired(part, ["isl"])
-        columns = pairs | {"length": axes[0], "t": times}
-        arrays |= {f"prefill/{kind}/{name}": values for name, values in columns.items()}
+    for kind, part in _by(table.assign(name=names), "name"):
+        pairs, part = _coded(part, ["num_heads", "num_key_value_heads"])
+        arrays |= _timed(f"{name}/{kind}", part, axes, {"pairs": pairs.astype(np.int16)})
     return arrays
 
 
@@ -378,13 +384,9 @@ def _exchange(source: _Source) -> Arrays:
     if table is not None:
         for operation in ("all_gather", "reduce_scatter"):
             part = table[(table.op_name == operation) & (table.nccl_dtype == "half")]
-            axes, times = _grid(part, ["num_gpus", "message_size"])
-            columns = {"gpus": axes[0], "elements": axes[1], "t": times}
-            arrays |= {f"nccl/{operation}/{name}": values for name, values in columns.items()}
+            arrays |= _timed(f"nccl/{operation}", part, {"gpus": "num_gpus", "elements": "message_size"})
     for mode, part in _deepep(source):
-        axes, times = _grid(part, ["hidden_size", "num_tokens"])
-        columns = {"hidden": axes[0], "tokens": axes[1], "t": times}
-        arrays |= {f"deepep/{mode}/{name}": values for name, values in columns.items()}
+        arrays |= _timed(f"deepep/{mode}", part, HIDDEN_BY_TOKENS)
     return arrays | _nodes(source)
 
 
@@ -396,11 +398,8 @@ def _nvlink(source: _Source) -> Arrays:
         return {}
     table = table[(table.kernel_source == "NVLinkTwoSided") & table.op_name.isin(NVLINK_STEPS)]
     for kind, part in _by(table, "moe_dtype"):
-        sizes = ["moe_ep_size", "num_tokens"]
-        steps = part.groupby([*sizes, "op_name"]).latency.min().unstack()
-        axes, times = _grid(steps.sum(axis=1, skipna=False).rename("latency").dropna().reset_index(), sizes)
-        columns = {"ranks": axes[0], "tokens": axes[1], "t": times}
-        arrays |= {f"nvlink/{kind}/{name}": values for name, values in columns.items()}
+        whole = _together(part, ["moe_ep_size", "num_tokens"], "op_name", 1)
+        arrays |= _timed(f"nvlink/{kind}", whole, {"ranks": "moe_ep_size", "tokens": "num_tokens"})
     return arrays
 
 
@@ -409,46 +408,42 @@ def _nodes(source: _Source) -> Arrays:
     arrays: Arrays = {}
     for mode, (name, field) in DEEPEP.items():
         for table in source.versions_of("comm", f"wideep_deepep_{name}_perf", "sglang"):
-            part = _by_sms(table[(table.num_topk == TOPK) & (table.num_experts == NODES_EXPERTS)])
+            part = _both_ways(table[(table.num_topk == TOPK) & (table.num_experts == NODES_EXPERTS)], field)
             common = part.groupby("num_token").node_num.nunique()
             part = part[part.num_token.isin(common[common == part.node_num.nunique()].index)]
             if part.node_num.nunique() == 1 or not len(part):
                 continue
-            part = part.assign(latency=(part[f"dispatch_{field}"] + part[f"combine_{field}"]) * 1e-3)
-            axes, times = _grid(part, ["node_num", "num_token"])
-            columns = {"nodes": axes[0], "tokens": axes[1], "hidden": part.hidden_size.unique().astype(np.int32)}
-            arrays |= {f"deepep-nodes/{mode}/{axis}": values for axis, values in (columns | {"t": times}).items()}
+            prefix = f"deepep-nodes/{mode}"
+            arrays |= _timed(prefix, part, {"nodes": "node_num", "tokens": "num_token"})
+            arrays[f"{prefix}/hidden"] = part.hidden_size.unique().astype(np.int32)
             break
     return arrays
 
 
-def _by_sms(table: pd.DataFrame) -> pd.DataFrame:
-    """The rows of the default number of multiprocessors, where a table has several."""
-    if "dispatch_sms" not in table:
-        return table
-    return table[(table.dispatch_sms == EXCHANGE_SMS) & (table.combine_sms == EXCHANGE_SMS)]
+def _both_ways(table: pd.DataFrame, field: str) -> pd.DataFrame:
+    """Dispatch and combine together, on the default number of multiprocessors where a table has several."""
+    if "dispatch_sms" in table:
+        table = table[(table.dispatch_sms == EXCHANGE_SMS) & (table.combine_sms == EXCHANGE_SMS)]
+    return table.assign(latency=(table[f"dispatch_{field}"] + table[f"combine_{field}"]) * 1e-3)
 
 
 def _deepep(source: _Source) -> Iterator[tuple[str, pd.DataFrame]]:
     """Milliseconds of its two modes, low latency and high throughput, by size of a token and tokens of a rank."""
-    sizes = ["hidden_size", "num_tokens"]
+    sizes = list(HIDDEN_BY_TOKENS.values())
     if source.engine == "sglang":
         for mode, (name, field) in DEEPEP.items():
             table = source.optional("comm", f"wideep_deepep_{name}_perf")
             if table is not None:
                 table = table[(table.num_topk == TOPK) & (table.node_num == 1)].rename(columns={"num_token": sizes[1]})
-                table = _by_sms(table)
-                yield mode, table.assign(latency=(table[f"dispatch_{field}"] + table[f"combine_{field}"]) * 1e-3)
+                yield mode, _both_ways(table, field)
         return
     table = source.optional("comm", "moe_a2a_perf")
     if table is not None:
         table = table[(table.topk == TOPK) & table.comm_dtype.isin(("default", "bfloat16")) & (table.node_num == 1)]
         for mode in ("ll", "ht"):
-            part = table[table.comm_backend.str.endswith(mode)]
-            phases = part.groupby([*sizes, "phase"]).latency.min().unstack()
-            whole = (phases.sum(axis=1, skipna=False) * 1e-3).rename("latency").dropna().reset_index()
+            whole = _together(table[table.comm_backend.str.endswith(mode)], sizes, "phase", 1)
             if len(whole):
-                yield mode, whole
+                yield mode, whole.assign(latency=whole.latency * 1e-3)
 
 
 def _experts(table: pd.DataFrame, name: str = "moe", more: tuple[str, ...] = ()) -> Arrays:
@@ -457,138 +452,86 @@ def _experts(table: pd.DataFrame, name: str = "moe", more: tuple[str, ...] = ())
         routing = next(name for name in ROUTING if (part.distribution == name).any())
         part = part[part.distribution == routing]
         part = part.assign(inner=part.inter_size // part.moe_tp_size)
-        columns = ["hidden_size", "inner", "topk", "num_experts", *more]
-        shapes = part[columns].drop_duplicates().to_numpy()
-        codes = {tuple(shape): code for code, shape in enumerate(shapes.tolist())}
-        keys = part[columns].itertuples(index=False, name=None)
-        axes, times = _grid(part.assign(shape=[codes[key] for key in keys]), ["shape", "num_tokens"])
-        axes_and_times = {"shapes": shapes.astype(np.int32), "tokens": axes[1], "t": times}
-        arrays |= {f"{name}/{kind}/{part}": values for part, values in axes_and_times.items()}
+        shapes, part = _coded(part, ["hidden_size", "inner", "topk", "num_experts", *more])
+        arrays |= _timed(f"{name}/{kind}", part, {"tokens": "num_tokens"}, {"shapes": shapes.astype(np.int32)})
     return arrays
 
 
 def _reduce(table: pd.DataFrame) -> Arrays:
     if "backend" in table and table.backend.str.contains("graph").any():
         table = table[table.backend.str.contains("graph")]
-    axes, times = _grid(table, ["num_gpus", "message_size"])
-    return {"reduce/graph/gpus": axes[0], "reduce/graph/elements": axes[1], "reduce/graph/t": times}
+    return _timed("reduce/graph", table, {"gpus": "num_gpus", "elements": "message_size"})
 
 
-def _latent_decode(table: pd.DataFrame) -> Arrays:
-    arrays: Arrays = {}
-    for kind, part in _by(table, "kv_cache_dtype"):
-        axes, times = _grid(part, ["num_heads", "batch_size", "step"])
-        columns = {"heads": axes[0], "rows": axes[1], "context": axes[2], "t": times}
-        arrays |= {f"latent-decode/{kind}/{name}": values for name, values in columns.items()}
-    return arrays
+def _sparse(kind: str, prompts: bool, table: pd.DataFrame) -> Arrays:
+    """Self-selecting modules of sparse attention, by the hidden size of their models and by cache: products included.
 
-
-def _latent_prefill(table: pd.DataFrame) -> Arrays:
-    arrays: Arrays = {}
-    for kind, part in _by(table[table.batch_size == 1], "kv_cache_dtype"):
-        axes, times = _grid(part, ["num_heads", "isl"])
-        columns = {"heads": axes[0], "length": axes[1], "t": times}
-        arrays |= {f"latent-prefill/{kind}/{name}": values for name, values in columns.items()}
-    return arrays
-
-
-def _sparse_decode(table: pd.DataFrame, kind: str) -> Arrays:
-    """Modules of sparse attention, by the hidden size of their models and by cache: products included."""
-    arrays: Arrays = {}
-    longest = LONGEST_CONTEXT if kind in ("csa", "hca") else 1 << 20
-    table = table[(table.num_heads >= LEAST_SPARSE_HEADS) & table.step.between(LEAST_SPARSE_CONTEXT, longest)]
-    for name, part in _by_model(table, kind):
-        axes, times = _grid(part, ["num_heads", "batch_size", "step"])
-        columns = {"heads": axes[0], "rows": axes[1], "context": axes[2], "t": times, "products": _products_of(part)}
-        arrays |= {f"sparse-decode/{name}/{axis}": values for axis, values in columns.items()}
-    return arrays
-
-
-def _sparse_prefill(table: pd.DataFrame, kind: str) -> Arrays:
-    arrays: Arrays = {}
-    table = table[(table.num_heads >= LEAST_SPARSE_HEADS) & (table.batch_size == 1) & (table.step == 0)]
-    for name, part in _by_model(table, kind):
-        axes, times = _grid(part, ["num_heads", "isl"])
-        columns = {"heads": axes[0], "length": axes[1], "t": times, "products": _products_of(part)}
-        arrays |= {f"sparse-prefill/{name}/{axis}": values for axis, values in columns.items()}
-    return arrays
-
-
-def _products_of(part: pd.DataFrame) -> NDArray[Any]:
-    """The type of the products that a module was timed with."""
-    return np.array(part.gemm_type.iloc[0])
-
-
-def _by_model(table: pd.DataFrame, kind: str) -> list[tuple[str, pd.DataFrame]]:
-    """Return the self-selecting modules with the products that all engines timed."""
+    With the products that all engines timed: bfloat16 where it was, and compressed attention as it is served.
+    """
+    compressed = kind in ("csa", "hca")
+    table = table[table.num_heads >= LEAST_SPARSE_HEADS]
+    if prompts:
+        table, axes = table[(table.batch_size == 1) & (table.step == 0)], PROMPT_BY_HEADS
+    else:
+        longest = LONGEST_CONTEXT if compressed else 1 << 20
+        table, axes = table[table.step.between(LEAST_SPARSE_CONTEXT, longest)], DECODE_BY_HEADS
     table = table[~table.op_name.str.contains("skip") & table.model.isin(list(SPARSE_MODELS))]
     hidden = table.model.map(SPARSE_MODELS).astype(int)
-    # bfloat16 where it was timed; compressed attention with the products that it is served with
-    fewest = table.groupby(hidden).gemm_type.transform("max" if kind in ("csa", "hca") else "min")
-    table = table.assign(name=kind + "-" + hidden.astype(str) + "-" + table.kv_cache_dtype)[table.gemm_type == fewest]
-    return list(_by(table, "name"))
+    products = table.groupby(hidden).gemm_type.transform("max" if compressed else "min")
+    table = table.assign(name=kind + "-" + hidden.astype(str) + "-" + table.kv_cache_dtype)[table.gemm_type == products]
+    arrays: Arrays = {}
+    for name, part in _by(table, "name"):
+        prefix = f"sparse-{'prefill' if prompts else 'decode'}/{name}"
+        arrays |= _timed(prefix, part, axes) | {f"{prefix}/products": np.array(part.gemm_type.iloc[0])}
+    return arrays
 
 
 def _streams(table: pd.DataFrame) -> Arrays:
     """Mixing the streams of hidden states before and after attention and MLP of a layer, together."""
-    fastest = table.groupby(["hidden_size", "num_tokens", "op_name"]).latency.min()
-    part = fastest.groupby(level=[0, 1]).agg(["sum", "size"])
-    part = part[part["size"] == 2].rename(columns={"sum": "latency"}).reset_index()
-    axes, times = _grid(part, ["hidden_size", "num_tokens"])
-    columns = {"hidden": axes[0], "tokens": axes[1], "t": times}
-    return {f"streams/all/{name}": values for name, values in columns.items()}
+    return _timed("streams/all", _together(table, list(HIDDEN_BY_TOKENS.values()), "op_name", 2), HIDDEN_BY_TOKENS)
 
 
-_dsa_decode, _dsa_prefill = partial(_sparse_decode, kind="dsa"), partial(_sparse_prefill, kind="dsa")
-_msa_decode, _msa_prefill = partial(_sparse_decode, kind="msa"), partial(_sparse_prefill, kind="msa")
-
-
-def _states(table: pd.DataFrame, kind: str) -> Arrays:
+def _states(kind: str, table: pd.DataFrame) -> Arrays:
     """Kernels of layers that keep a state: rows of one token, and one prompt; the convolution and the update."""
     arrays: Arrays = {}
+    heads = ["num_v_heads", "num_k_heads"]
     for phase, name, size in (("generation", "decode", "batch_size"), ("context", "prefill", "seq_len")):
         part = table[(table.phase == phase) & ((table.batch_size == 1) | (phase == "generation"))]
-        heads = part[["num_k_heads", "num_v_heads"]].drop_duplicates().sort_values(["num_v_heads", "num_k_heads"])
-        codes = {tuple(pair): code for code, pair in enumerate(heads.to_numpy().tolist())}
-        keys = zip(part.num_k_heads.tolist(), part.num_v_heads.tolist(), strict=True)
-        part = part.assign(code=[codes[key] for key in keys], conv=part.kernel_source.str.contains("conv1d"))
         # of several kernels that do the same the fastest, and then one of each
-        each = part.groupby(["code", size, "conv"]).latency.min().groupby(["code", size]).agg(["sum", "size"])
-        each = each[each["size"] == 2].rename(columns={"sum": "latency"}).reset_index()
-        if each.empty:
-            continue
-        axes, times = _grid(each, ["code", size])
-        columns = {"heads": heads.to_numpy()[axes[0]].astype(np.int16), "at": axes[1], "t": times}
-        arrays |= {f"state-{name}/{kind}/{axis}": values for axis, values in columns.items()}
+        part = part.assign(conv=part.kernel_source.str.contains("conv1d"))
+        each = _together(part, [*heads, size], "conv", 2)
+        if len(each):
+            pairs, each = _coded(each, heads)
+            arrays |= _timed(f"state-{name}/{kind}", each, {"at": size}, {"heads": pairs[:, ::-1].astype(np.int16)})
     return arrays
-
-
-_gated_delta, _kda = partial(_states, kind="gdn"), partial(_states, kind="kda")
 
 
 def _absorbed(table: pd.DataFrame) -> Arrays:
     """The products before and after attention in the compressed space, together."""
     part = table[table.bmm_dtype == "bfloat16"].groupby(["num_heads", "num_tokens"]).latency.sum().reset_index()
-    axes, times = _grid(part, ["num_heads", "num_tokens"])
-    columns = {"heads": axes[0], "tokens": axes[1], "t": times}
-    return {f"latent-bmm/bfloat16/{name}": values for name, values in columns.items()}
+    return _timed("latent-bmm/bfloat16", part, {"heads": "num_heads", "tokens": "num_tokens"})
 
 
-_TABLES = (  # that an engine may have, and what packs each
+HIDDEN_BY_TOKENS = {"hidden": "hidden_size", "tokens": "num_tokens"}
+DECODE_BY_HEADS = {"heads": "num_heads", "rows": "batch_size", "context": "step"}
+PROMPT_BY_HEADS = {"heads": "num_heads", "length": "isl"}
+_TABLES: tuple[tuple[str, str, Callable[[pd.DataFrame], Arrays]], ...] = (  # that an engine may have, what packs each
     ("moe", "moe_perf", _experts),
-    ("mla", "generation_mla_perf", _latent_decode),
-    ("mla", "context_mla_perf", _latent_prefill),
+    ("mla", "generation_mla_perf", partial(_by_kind, "latent-decode", "kv_cache_dtype", DECODE_BY_HEADS)),
+    ("mla", "context_mla_perf", partial(_by_kind, "latent-prefill", "kv_cache_dtype", PROMPT_BY_HEADS)),
     ("mla_bmm", "mla_bmm_perf", _absorbed),
-    ("sparse_attention", "dsa_generation_module_perf", _dsa_decode),
-    ("sparse_attention", "dsa_context_module_perf", _dsa_prefill),
-    ("msa", "msa_generation_module_perf", _msa_decode),
-    ("msa", "msa_context_module_perf", _msa_prefill),
-    ("sparse_attention", "dsv4_csa_generation_module_perf", partial(_sparse_decode, kind="csa")),
-    ("sparse_attention", "dsv4_csa_context_module_perf", partial(_sparse_prefill, kind="csa")),
-    ("sparse_attention", "dsv4_hca_generation_module_perf", partial(_sparse_decode, kind="hca")),
-    ("sparse_attention", "dsv4_hca_context_module_perf", partial(_sparse_prefill, kind="hca")),
+    *(
+        (op, f"{name}{phase}_module_perf", partial(_sparse, kind, phase == "context"))
+        for op, name, kind in (
+            ("sparse_attention", "dsa_", "dsa"),
+            ("msa", "msa_", "msa"),
+            ("sparse_attention", "dsv4_csa_", "csa"),
+            ("sparse_attention", "dsv4_hca_", "hca"),
+        )
+        for phase in ("generation", "context")
+    ),
     ("mhc", "mhc_module_perf", _streams),
-    ("linear_attention", "gdn_perf", _gated_delta),
-    ("kda", "kda_perf", _kda),
+    ("linear_attention", "gdn_perf", partial(_states, "gdn")),
+    ("kda", "kda_perf", partial(_states, "kda")),
 )
 PARTS = len(_TABLES)

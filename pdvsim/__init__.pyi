@@ -30,13 +30,13 @@ def advise(
     acceptance_concentration: float | None = ..., synthetic_acceptance_rates: float | Sequence[float] = ...,
     acceptance_model: str | PathLike[str] | None = ..., acceptance_trace: str | PathLike[str] | None = ..., pair: str |
     PathLike[str] = ..., num_speculative_tokens: int | None = ..., drafter: Literal['model', 'pard', 'eagle3',
-    'p-eagle', 'dflash', 'mtp', 'ngram', 'suffix', 'none'] | None = ..., controller: Literal['fixed', 'feedback',
-    'goodput', 'table', 'adaptive-verification'] | None = ..., num_speculative_tokens_per_batch_size: str |
+    'p-eagle', 'dflash', 'dspark', 'mtp', 'ngram', 'suffix', 'none'] | None = ..., controller: Literal['fixed',
+    'feedback', 'goodput', 'table', 'adaptive-verification'] | None = ..., num_speculative_tokens_per_batch_size: str |
     PathLike[str] | Sequence[str | PathLike[str]] = ..., adaptive_verification_profile_context_len: int = ...,
     min_speculative_tokens: int | None = ..., max_speculative_tokens: int = ..., max_num_seqs: int | None = ...,
     max_draft_batch: int | None = ..., max_verify_batch: int | None = ..., max_num_batched_tokens: int | None = ...,
     attention_dp_timeout_iters: int | None = ..., attention_dp_batching_wait_iters: int = ..., max_prompts_per_forward:
-    int | None = ..., async_scheduling: bool = ..., kv_cache: Literal['paged', 'reserved'] = ...,
+    int | None = ..., async_scheduling: bool | None = ..., kv_cache: Literal['paged', 'reserved'] = ...,
     enable_prefix_caching: bool = ..., quantization: Literal['fp8'] | None = ..., kv_cache_dtype: Literal['auto',
     'fp8'] = ..., expert_overlap: float | None = ..., num_workers: int = ..., max_decode_queue: int = ...,
     verify_gather: Literal['auto', 'always', 'never'] = ..., admission_factor: float = ..., hybrid_threshold: int =
@@ -71,7 +71,7 @@ def advise(
     - pair: Models as draft:target (name, Hugging Face id or config.json), or a target alone (or --model). (default:
         llama-3.2-1b:llama-3.1-8b)
     - drafter: Draft model, eagle3 or mtp head, ngram or suffix search, or none; in parallel: pard (a draft model),
-        p-eagle or dflash (heads). Default: as in --pair.
+        p-eagle or dflash or dspark (heads). Default: as in --pair.
     - gpu: A GPU of `pdvsim profile --list`, or a TOML file that describes your own (docs/your-hardware.md). (default:
         h200)
     - gpus: Most GPUs. With --goodput at a request rate: up to which the smallest and cheapest fleet that meets the
@@ -114,13 +114,13 @@ def capacity(
     acceptance_concentration: float | None = ..., synthetic_acceptance_rates: float | Sequence[float] = ...,
     acceptance_model: str | PathLike[str] | None = ..., acceptance_trace: str | PathLike[str] | None = ..., pair: str |
     PathLike[str] = ..., num_speculative_tokens: int | None = ..., drafter: Literal['model', 'pard', 'eagle3',
-    'p-eagle', 'dflash', 'mtp', 'ngram', 'suffix', 'none'] | None = ..., controller: Literal['fixed', 'feedback',
-    'goodput', 'table', 'adaptive-verification'] | None = ..., num_speculative_tokens_per_batch_size: str |
+    'p-eagle', 'dflash', 'dspark', 'mtp', 'ngram', 'suffix', 'none'] | None = ..., controller: Literal['fixed',
+    'feedback', 'goodput', 'table', 'adaptive-verification'] | None = ..., num_speculative_tokens_per_batch_size: str |
     PathLike[str] | Sequence[str | PathLike[str]] = ..., adaptive_verification_profile_context_len: int = ...,
     min_speculative_tokens: int | None = ..., max_speculative_tokens: int = ..., max_num_seqs: int | None = ...,
     max_draft_batch: int | None = ..., max_verify_batch: int | None = ..., max_num_batched_tokens: int | None = ...,
     attention_dp_timeout_iters: int | None = ..., attention_dp_batching_wait_iters: int = ..., max_prompts_per_forward:
-    int | None = ..., async_scheduling: bool = ..., kv_cache: Literal['paged', 'reserved'] = ...,
+    int | None = ..., async_scheduling: bool | None = ..., kv_cache: Literal['paged', 'reserved'] = ...,
     enable_prefix_caching: bool = ..., quantization: Literal['fp8'] | None = ..., kv_cache_dtype: Literal['auto',
     'fp8'] = ..., expert_overlap: float | None = ..., num_workers: int = ..., max_decode_queue: int = ...,
     verify_gather: Literal['auto', 'always', 'never'] = ..., admission_factor: float = ..., hybrid_threshold: int =
@@ -153,7 +153,7 @@ def capacity(
     - pair: Models as draft:target (name, Hugging Face id or config.json), or a target alone (or --model). (default:
         llama-3.2-1b:llama-3.1-8b)
     - drafter: Draft model, eagle3 or mtp head, ngram or suffix search, or none; in parallel: pard (a draft model),
-        p-eagle or dflash (heads). Default: as in --pair.
+        p-eagle or dflash or dspark (heads). Default: as in --pair.
     - gpu: A GPU of `pdvsim profile --list`, or a TOML file that describes your own (docs/your-hardware.md). (default:
         h200)
     - tensor_parallel_size: Number of GPUs the target is sharded over: 1, 2, 4 or 8. With --place, each GPU that holds
@@ -189,16 +189,16 @@ def draft_table(
     int = ..., think_time_s: float = ..., seed: int = ..., acceptance_rate: float | None = ...,
     acceptance_concentration: float | None = ..., synthetic_acceptance_rates: float | Sequence[float] = ...,
     acceptance_model: str | PathLike[str] | None = ..., acceptance_trace: str | PathLike[str] | None = ..., pair: str |
-    PathLike[str] = ..., drafter: Literal['model', 'pard', 'eagle3', 'p-eagle', 'dflash', 'mtp', 'ngram', 'suffix',
-    'none'] | None = ..., max_num_seqs: int = ..., max_draft_batch: int | None = ..., max_verify_batch: int | None =
-    ..., max_num_batched_tokens: int = ..., attention_dp_timeout_iters: int | None = ...,
-    attention_dp_batching_wait_iters: int = ..., max_prompts_per_forward: int | None = ..., async_scheduling: bool =
-    ..., kv_cache: Literal['paged', 'reserved'] = ..., enable_prefix_caching: bool = ..., quantization: Literal['fp8']
-    | None = ..., kv_cache_dtype: Literal['auto', 'fp8'] = ..., expert_overlap: float | None = ..., num_workers: int =
-    ..., max_decode_queue: int = ..., verify_gather: Literal['auto', 'always', 'never'] = ..., admission_factor: float
-    = ..., hybrid_threshold: int = ..., ahead_fan: int | None = ..., priority: Literal['none', 'stream', 'dynamic',
-    'preemptive', 'partition'] = ..., gpu: str | PathLike[str] = ..., profile: str | PathLike[str] | None = ...,
-    machine: str | PathLike[str] | None = ..., contention: Literal['fluid', 'serial', 'max'] = ...,
+    PathLike[str] = ..., drafter: Literal['model', 'pard', 'eagle3', 'p-eagle', 'dflash', 'dspark', 'mtp', 'ngram',
+    'suffix', 'none'] | None = ..., max_num_seqs: int = ..., max_draft_batch: int | None = ..., max_verify_batch: int |
+    None = ..., max_num_batched_tokens: int = ..., attention_dp_timeout_iters: int | None = ...,
+    attention_dp_batching_wait_iters: int = ..., max_prompts_per_forward: int | None = ..., async_scheduling: bool |
+    None = ..., kv_cache: Literal['paged', 'reserved'] = ..., enable_prefix_caching: bool = ..., quantization:
+    Literal['fp8'] | None = ..., kv_cache_dtype: Literal['auto', 'fp8'] = ..., expert_overlap: float | None = ...,
+    num_workers: int = ..., max_decode_queue: int = ..., verify_gather: Literal['auto', 'always', 'never'] = ...,
+    admission_factor: float = ..., hybrid_threshold: int = ..., ahead_fan: int | None = ..., priority: Literal['none',
+    'stream', 'dynamic', 'preemptive', 'partition'] = ..., gpu: str | PathLike[str] = ..., profile: str | PathLike[str]
+    | None = ..., machine: str | PathLike[str] | None = ..., contention: Literal['fluid', 'serial', 'max'] = ...,
     gpu_memory_utilization: float = ..., kv_capacity_tokens: int | None = ..., kv_offload_gb: float = ...,
     kv_offload_ssd_gb: float = ..., kv_offload_link: Literal['pcie5', 'pcie4'] = ..., tensor_parallel_size: int = ...,
     draft_tensor_parallel_size: int | None = ..., data_parallel_size: int = ..., enable_expert_parallel: bool = ...,
@@ -222,7 +222,7 @@ def draft_table(
     - pair: Models as draft:target (name, Hugging Face id or config.json), or a target alone (or --model). (default:
         llama-3.2-1b:llama-3.1-8b)
     - drafter: Draft model, eagle3 or mtp head, ngram or suffix search, or none; in parallel: pard (a draft model),
-        p-eagle or dflash (heads). Default: as in --pair.
+        p-eagle or dflash or dspark (heads). Default: as in --pair.
     - gpu: A GPU of `pdvsim profile --list`, or a TOML file that describes your own (docs/your-hardware.md). (default:
         h200)
     - tensor_parallel_size: Number of GPUs the target is sharded over: 1, 2, 4 or 8. With --place, each GPU that holds
@@ -254,14 +254,14 @@ def run(
     = ..., think_time_s: float = ..., seed: int = ..., acceptance_rate: float | None = ..., acceptance_concentration:
     float | None = ..., synthetic_acceptance_rates: float | Sequence[float] = ..., acceptance_model: str |
     PathLike[str] | None = ..., acceptance_trace: str | PathLike[str] | None = ..., pair: str | PathLike[str] = ...,
-    num_speculative_tokens: int = ..., drafter: Literal['model', 'pard', 'eagle3', 'p-eagle', 'dflash', 'mtp', 'ngram',
-    'suffix', 'none'] | None = ..., controller: Literal['fixed', 'feedback', 'goodput', 'table',
+    num_speculative_tokens: int = ..., drafter: Literal['model', 'pard', 'eagle3', 'p-eagle', 'dflash', 'dspark',
+    'mtp', 'ngram', 'suffix', 'none'] | None = ..., controller: Literal['fixed', 'feedback', 'goodput', 'table',
     'adaptive-verification'] = ..., num_speculative_tokens_per_batch_size: str | PathLike[str] | Sequence[str |
     PathLike[str]] = ..., adaptive_verification_profile_context_len: int = ..., min_speculative_tokens: int | None =
     ..., max_speculative_tokens: int = ..., max_num_seqs: int = ..., max_draft_batch: int | None = ...,
     max_verify_batch: int | None = ..., max_num_batched_tokens: int = ..., attention_dp_timeout_iters: int | None =
     ..., attention_dp_batching_wait_iters: int = ..., max_prompts_per_forward: int | None = ..., async_scheduling: bool
-    = ..., kv_cache: Literal['paged', 'reserved'] = ..., enable_prefix_caching: bool = ..., quantization:
+    | None = ..., kv_cache: Literal['paged', 'reserved'] = ..., enable_prefix_caching: bool = ..., quantization:
     Literal['fp8'] | None = ..., kv_cache_dtype: Literal['auto', 'fp8'] = ..., expert_overlap: float | None = ...,
     num_workers: int = ..., max_decode_queue: int = ..., verify_gather: Literal['auto', 'always', 'never'] = ...,
     admission_factor: float = ..., hybrid_threshold: int = ..., ahead_fan: int | None = ..., priority: Literal['none',
@@ -296,7 +296,7 @@ def run(
     - pair: Models as draft:target (name, Hugging Face id or config.json), or a target alone (or --model). (default:
         llama-3.2-1b:llama-3.1-8b)
     - drafter: Draft model, eagle3 or mtp head, ngram or suffix search, or none; in parallel: pard (a draft model),
-        p-eagle or dflash (heads). Default: as in --pair.
+        p-eagle or dflash or dspark (heads). Default: as in --pair.
     - gpu: A GPU of `pdvsim profile --list`, or a TOML file that describes your own (docs/your-hardware.md). (default:
         h200)
     - tensor_parallel_size: Number of GPUs the target is sharded over: 1, 2, 4 or 8. With --place, each GPU that holds
@@ -334,21 +334,21 @@ def sweep(
     acceptance_rate: float | None = ..., acceptance_concentration: float | None = ..., synthetic_acceptance_rates:
     float | Sequence[float] = ..., acceptance_model: str | PathLike[str] | None = ..., acceptance_trace: str |
     PathLike[str] | None = ..., pair: str | PathLike[str] = ..., num_speculative_tokens: int = ..., drafter:
-    Literal['model', 'pard', 'eagle3', 'p-eagle', 'dflash', 'mtp', 'ngram', 'suffix', 'none'] | None = ..., controller:
-    Literal['fixed', 'feedback', 'goodput', 'table', 'adaptive-verification'] = ...,
+    Literal['model', 'pard', 'eagle3', 'p-eagle', 'dflash', 'dspark', 'mtp', 'ngram', 'suffix', 'none'] | None = ...,
+    controller: Literal['fixed', 'feedback', 'goodput', 'table', 'adaptive-verification'] = ...,
     num_speculative_tokens_per_batch_size: str | PathLike[str] | Sequence[str | PathLike[str]] = ...,
     adaptive_verification_profile_context_len: int = ..., min_speculative_tokens: int | None = ...,
     max_speculative_tokens: int = ..., max_num_seqs: int = ..., max_draft_batch: int | None = ..., max_verify_batch:
     int | None = ..., max_num_batched_tokens: int = ..., attention_dp_timeout_iters: int | None = ...,
-    attention_dp_batching_wait_iters: int = ..., max_prompts_per_forward: int | None = ..., async_scheduling: bool =
-    ..., kv_cache: Literal['paged', 'reserved'] = ..., enable_prefix_caching: bool = ..., quantization: Literal['fp8']
-    | None = ..., kv_cache_dtype: Literal['auto', 'fp8'] = ..., expert_overlap: float | None = ..., num_workers: int =
-    ..., max_decode_queue: int = ..., verify_gather: Literal['auto', 'always', 'never'] = ..., admission_factor: float
-    = ..., hybrid_threshold: int = ..., ahead_fan: int | None = ..., priority: Literal['none', 'stream', 'dynamic',
-    'preemptive', 'partition'] = ..., gpu: str | PathLike[str] = ..., profile: str | PathLike[str] | None = ...,
-    machine: str | PathLike[str] | None = ..., engine: Literal['pdvsim', 'vllm', 'sglang', 'trtllm'] | None = ...,
-    band: bool = ..., contention: Literal['fluid', 'serial', 'max'] = ..., padding: Literal['profile', 'vllm',
-    'sglang', 'tensorrt-llm'] = ..., gpu_memory_utilization: float = ..., kv_capacity_tokens: int | None = ...,
+    attention_dp_batching_wait_iters: int = ..., max_prompts_per_forward: int | None = ..., async_scheduling: bool |
+    None = ..., kv_cache: Literal['paged', 'reserved'] = ..., enable_prefix_caching: bool = ..., quantization:
+    Literal['fp8'] | None = ..., kv_cache_dtype: Literal['auto', 'fp8'] = ..., expert_overlap: float | None = ...,
+    num_workers: int = ..., max_decode_queue: int = ..., verify_gather: Literal['auto', 'always', 'never'] = ...,
+    admission_factor: float = ..., hybrid_threshold: int = ..., ahead_fan: int | None = ..., priority: Literal['none',
+    'stream', 'dynamic', 'preemptive', 'partition'] = ..., gpu: str | PathLike[str] = ..., profile: str | PathLike[str]
+    | None = ..., machine: str | PathLike[str] | None = ..., engine: Literal['pdvsim', 'vllm', 'sglang', 'trtllm'] |
+    None = ..., band: bool = ..., contention: Literal['fluid', 'serial', 'max'] = ..., padding: Literal['profile',
+    'vllm', 'sglang', 'tensorrt-llm'] = ..., gpu_memory_utilization: float = ..., kv_capacity_tokens: int | None = ...,
     kv_offload_gb: float = ..., kv_offload_ssd_gb: float = ..., kv_offload_link: Literal['pcie5', 'pcie4'] = ...,
     tensor_parallel_size: int = ..., draft_tensor_parallel_size: int | None = ..., data_parallel_size: int = ...,
     enable_expert_parallel: bool = ..., all2all_backend: Literal['allgather_reducescatter', 'deepep_low_latency',
@@ -377,7 +377,7 @@ def sweep(
     - pair: Models as draft:target (name, Hugging Face id or config.json), or a target alone (or --model). (default:
         llama-3.2-1b:llama-3.1-8b)
     - drafter: Draft model, eagle3 or mtp head, ngram or suffix search, or none; in parallel: pard (a draft model),
-        p-eagle or dflash (heads). Default: as in --pair.
+        p-eagle or dflash or dspark (heads). Default: as in --pair.
     - gpu: A GPU of `pdvsim profile --list`, or a TOML file that describes your own (docs/your-hardware.md). (default:
         h200)
     - tensor_parallel_size: Number of GPUs the target is sharded over: 1, 2, 4 or 8. With --place, each GPU that holds
@@ -415,19 +415,20 @@ def traffic(
 def validate(
     runs: str | PathLike[str] | Sequence[str | PathLike[str]] = ..., *, own_policies: bool = ..., held_out: bool = ...,
     profile: str | PathLike[str] | None = ..., contention: Literal['fluid', 'serial', 'max'] = ..., ablations: bool =
-    ..., jobs: int | None = ..., bench: str | PathLike[str] | None = ..., silicon: Literal['all', 'vllm', 'sglang',
-    'trtllm'] | None = ..., rows: int | None = ..., kind: Literal['plain', 'expert-parallel', 'apart'] | None = ...,
-    pair: str | PathLike[str] | None = ..., arch: str | type[Policy] = ..., acceptance_rate: float = ...,
-    acceptance_concentration: float | None = ..., synthetic_acceptance_rates: float | Sequence[float] = ...,
-    acceptance_model: str | PathLike[str] | None = ..., acceptance_trace: str | PathLike[str] | None = ...,
-    num_speculative_tokens: int | None = ..., drafter: Literal['model', 'pard', 'eagle3', 'p-eagle', 'dflash', 'mtp',
-    'ngram', 'suffix', 'none'] | None = ..., controller: Literal['fixed', 'feedback', 'goodput', 'table',
-    'adaptive-verification'] = ..., num_speculative_tokens_per_batch_size: str | PathLike[str] | Sequence[str |
-    PathLike[str]] = ..., adaptive_verification_profile_context_len: int = ..., min_speculative_tokens: int | None =
-    ..., max_speculative_tokens: int = ..., max_num_seqs: int = ..., max_draft_batch: int | None = ...,
-    max_verify_batch: int | None = ..., max_num_batched_tokens: int = ..., attention_dp_timeout_iters: int | None =
-    ..., attention_dp_batching_wait_iters: int = ..., max_prompts_per_forward: int | None = ..., async_scheduling: bool
-    = ..., kv_cache: Literal['paged', 'reserved'] = ..., enable_prefix_caching: bool = ..., quantization:
+    ..., jobs: int | None = ..., bench: str | PathLike[str] | Sequence[str | PathLike[str]] = ..., silicon:
+    Literal['all', 'vllm', 'sglang', 'trtllm'] | None = ..., speculation: Literal['all', 'vllm', 'sglang', 'trtllm'] |
+    None = ..., rows: int | None = ..., kind: Literal['plain', 'expert-parallel', 'apart'] | None = ..., pair: str |
+    PathLike[str] | None = ..., arch: str | type[Policy] = ..., acceptance_rate: float = ..., acceptance_concentration:
+    float | None = ..., synthetic_acceptance_rates: float | Sequence[float] = ..., acceptance_model: str |
+    PathLike[str] | None = ..., acceptance_trace: str | PathLike[str] | None = ..., num_speculative_tokens: int | None
+    = ..., drafter: Literal['model', 'pard', 'eagle3', 'p-eagle', 'dflash', 'dspark', 'mtp', 'ngram', 'suffix', 'none']
+    | None = ..., controller: Literal['fixed', 'feedback', 'goodput', 'table', 'adaptive-verification'] = ...,
+    num_speculative_tokens_per_batch_size: str | PathLike[str] | Sequence[str | PathLike[str]] = ...,
+    adaptive_verification_profile_context_len: int = ..., min_speculative_tokens: int | None = ...,
+    max_speculative_tokens: int = ..., max_num_seqs: int = ..., max_draft_batch: int | None = ..., max_verify_batch:
+    int | None = ..., max_num_batched_tokens: int = ..., attention_dp_timeout_iters: int | None = ...,
+    attention_dp_batching_wait_iters: int = ..., max_prompts_per_forward: int | None = ..., async_scheduling: bool |
+    None = ..., kv_cache: Literal['paged', 'reserved'] = ..., enable_prefix_caching: bool = ..., quantization:
     Literal['fp8'] | None = ..., kv_cache_dtype: Literal['auto', 'fp8'] = ..., expert_overlap: float | None = ...,
     num_workers: int = ..., max_decode_queue: int = ..., verify_gather: Literal['auto', 'always', 'never'] = ...,
     admission_factor: float = ..., hybrid_threshold: int = ..., ahead_fan: int | None = ..., priority: Literal['none',
@@ -456,7 +457,7 @@ def validate(
     - arch: With --bench: the architecture; vLLM is colocated. (default: colocated)
     - pair: With --bench: the served models, as draft:target, or the target alone (or --model).
     - drafter: Draft model, eagle3 or mtp head, ngram or suffix search, or none; in parallel: pard (a draft model),
-        p-eagle or dflash (heads). Default: as in --pair.
+        p-eagle or dflash or dspark (heads). Default: as in --pair.
     - gpu: A GPU of `pdvsim profile --list`, or a TOML file that describes your own (docs/your-hardware.md). (default:
         h200)
     - tensor_parallel_size: Number of GPUs the target is sharded over: 1, 2, 4 or 8. With --place, each GPU that holds
@@ -486,36 +487,37 @@ def winner_map(
     float | None = ..., acceptance_concentration: float | None = ..., synthetic_acceptance_rates: float |
     Sequence[float] = ..., acceptance_model: str | PathLike[str] | None = ..., acceptance_trace: str | PathLike[str] |
     None = ..., pair: str | PathLike[str] = ..., num_speculative_tokens: int | None = ..., drafter: Literal['model',
-    'pard', 'eagle3', 'p-eagle', 'dflash', 'mtp', 'ngram', 'suffix', 'none'] | None = ..., controller: Literal['fixed',
-    'feedback', 'goodput', 'table', 'adaptive-verification'] | None = ..., num_speculative_tokens_per_batch_size: str |
-    PathLike[str] | Sequence[str | PathLike[str]] = ..., adaptive_verification_profile_context_len: int = ...,
-    min_speculative_tokens: int | None = ..., max_speculative_tokens: int = ..., max_num_seqs: int | None = ...,
-    max_draft_batch: int | None = ..., max_verify_batch: int | None = ..., max_num_batched_tokens: int | None = ...,
-    attention_dp_timeout_iters: int | None = ..., attention_dp_batching_wait_iters: int = ..., max_prompts_per_forward:
-    int | None = ..., async_scheduling: bool = ..., kv_cache: Literal['paged', 'reserved'] = ...,
-    enable_prefix_caching: bool = ..., quantization: Literal['fp8'] | None = ..., kv_cache_dtype: Literal['auto',
-    'fp8'] = ..., expert_overlap: float | None = ..., num_workers: int = ..., max_decode_queue: int = ...,
-    verify_gather: Literal['auto', 'always', 'never'] = ..., admission_factor: float = ..., hybrid_threshold: int =
-    ..., ahead_fan: int | None = ..., priority: Literal['none', 'stream', 'dynamic', 'preemptive', 'partition'] = ...,
-    gpu: str | PathLike[str] = ..., profile: str | PathLike[str] | None = ..., machine: str | PathLike[str] | None =
-    ..., engine: Literal['pdvsim', 'vllm', 'sglang', 'trtllm'] | None = ..., contention: Literal['fluid', 'serial',
-    'max'] = ..., padding: Literal['profile', 'vllm', 'sglang', 'tensorrt-llm'] = ..., gpu_memory_utilization: float =
-    ..., kv_capacity_tokens: int | None = ..., kv_offload_gb: float = ..., kv_offload_ssd_gb: float = ...,
-    kv_offload_link: Literal['pcie5', 'pcie4'] = ..., tensor_parallel_size: int = ..., draft_tensor_parallel_size: int
-    | None = ..., data_parallel_size: int = ..., enable_expert_parallel: bool = ..., all2all_backend:
-    Literal['allgather_reducescatter', 'deepep_low_latency', 'deepep_high_throughput', 'flashinfer_nvlink_two_sided'] |
-    None = ..., enable_eplb: bool = ..., num_redundant_experts: int = ..., place: str | PathLike[str] | Sequence[str |
-    PathLike[str]] = ..., disaggregate: str | PathLike[str] | None = ..., prefill_tensor_parallel_size: int | None =
-    ..., prefill_data_parallel_size: int | None = ..., kv_link: Literal['nvlink4', 'nvlink5', 'pcie5', 'pcie4',
-    'infiniband-xdr', '400gbe', '100gbe'] | None = ..., kv_transfer: Literal['layers', 'prompt'] = ..., draft_kv:
-    Literal['sent', 'recomputed'] = ..., cards: str | PathLike[str] | Sequence[str | PathLike[str]] = ..., link:
-    Literal['nvlink4', 'nvlink5', 'pcie5', 'pcie4', 'infiniband-xdr', '400gbe', '100gbe'] = ..., replicas: int = ...,
-    router: Literal['round-robin', 'least-loaded', 'random', 'prefix-aware'] = ..., host: Literal['measured',
-    'polling', 'python-threads'] = ..., launch_s: float | None = ..., completion_s: float | None = ..., handoff_s:
-    float | None = ..., goodput: str | PathLike[str] | Sequence[str | PathLike[str]] = ..., metric_percentiles: float |
-    Sequence[float] = ..., model: str | PathLike[str] | None = ..., random_prefix_len: int | None = ...,
-    prefix_repetition_prefix_len: int | None = ..., prefix_repetition_suffix_len: int | None = ...,
-    prefix_repetition_num_prefixes: int | None = ..., prefix_repetition_output_len: int | None = ...,
+    'pard', 'eagle3', 'p-eagle', 'dflash', 'dspark', 'mtp', 'ngram', 'suffix', 'none'] | None = ..., controller:
+    Literal['fixed', 'feedback', 'goodput', 'table', 'adaptive-verification'] | None = ...,
+    num_speculative_tokens_per_batch_size: str | PathLike[str] | Sequence[str | PathLike[str]] = ...,
+    adaptive_verification_profile_context_len: int = ..., min_speculative_tokens: int | None = ...,
+    max_speculative_tokens: int = ..., max_num_seqs: int | None = ..., max_draft_batch: int | None = ...,
+    max_verify_batch: int | None = ..., max_num_batched_tokens: int | None = ..., attention_dp_timeout_iters: int |
+    None = ..., attention_dp_batching_wait_iters: int = ..., max_prompts_per_forward: int | None = ...,
+    async_scheduling: bool | None = ..., kv_cache: Literal['paged', 'reserved'] = ..., enable_prefix_caching: bool =
+    ..., quantization: Literal['fp8'] | None = ..., kv_cache_dtype: Literal['auto', 'fp8'] = ..., expert_overlap: float
+    | None = ..., num_workers: int = ..., max_decode_queue: int = ..., verify_gather: Literal['auto', 'always',
+    'never'] = ..., admission_factor: float = ..., hybrid_threshold: int = ..., ahead_fan: int | None = ..., priority:
+    Literal['none', 'stream', 'dynamic', 'preemptive', 'partition'] = ..., gpu: str | PathLike[str] = ..., profile: str
+    | PathLike[str] | None = ..., machine: str | PathLike[str] | None = ..., engine: Literal['pdvsim', 'vllm',
+    'sglang', 'trtllm'] | None = ..., contention: Literal['fluid', 'serial', 'max'] = ..., padding: Literal['profile',
+    'vllm', 'sglang', 'tensorrt-llm'] = ..., gpu_memory_utilization: float = ..., kv_capacity_tokens: int | None = ...,
+    kv_offload_gb: float = ..., kv_offload_ssd_gb: float = ..., kv_offload_link: Literal['pcie5', 'pcie4'] = ...,
+    tensor_parallel_size: int = ..., draft_tensor_parallel_size: int | None = ..., data_parallel_size: int = ...,
+    enable_expert_parallel: bool = ..., all2all_backend: Literal['allgather_reducescatter', 'deepep_low_latency',
+    'deepep_high_throughput', 'flashinfer_nvlink_two_sided'] | None = ..., enable_eplb: bool = ...,
+    num_redundant_experts: int = ..., place: str | PathLike[str] | Sequence[str | PathLike[str]] = ..., disaggregate:
+    str | PathLike[str] | None = ..., prefill_tensor_parallel_size: int | None = ..., prefill_data_parallel_size: int |
+    None = ..., kv_link: Literal['nvlink4', 'nvlink5', 'pcie5', 'pcie4', 'infiniband-xdr', '400gbe', '100gbe'] | None =
+    ..., kv_transfer: Literal['layers', 'prompt'] = ..., draft_kv: Literal['sent', 'recomputed'] = ..., cards: str |
+    PathLike[str] | Sequence[str | PathLike[str]] = ..., link: Literal['nvlink4', 'nvlink5', 'pcie5', 'pcie4',
+    'infiniband-xdr', '400gbe', '100gbe'] = ..., replicas: int = ..., router: Literal['round-robin', 'least-loaded',
+    'random', 'prefix-aware'] = ..., host: Literal['measured', 'polling', 'python-threads'] = ..., launch_s: float |
+    None = ..., completion_s: float | None = ..., handoff_s: float | None = ..., goodput: str | PathLike[str] |
+    Sequence[str | PathLike[str]] = ..., metric_percentiles: float | Sequence[float] = ..., model: str | PathLike[str]
+    | None = ..., random_prefix_len: int | None = ..., prefix_repetition_prefix_len: int | None = ...,
+    prefix_repetition_suffix_len: int | None = ..., prefix_repetition_num_prefixes: int | None = ...,
+    prefix_repetition_output_len: int | None = ...,
 ) -> WinnerMap:
     """The best architecture over two axes; keywords are the flags of `pdvsim map`. Prints as a table.
 
@@ -526,7 +528,7 @@ def winner_map(
         llama-3.2-1b:llama-3.1-8b)
     - pairs: Pairs for --y size, as draft:target; the map orders them by the ratio of their sizes.
     - drafter: Draft model, eagle3 or mtp head, ngram or suffix search, or none; in parallel: pard (a draft model),
-        p-eagle or dflash (heads). Default: as in --pair.
+        p-eagle or dflash or dspark (heads). Default: as in --pair.
     - gpu: A GPU of `pdvsim profile --list`, or a TOML file that describes your own (docs/your-hardware.md). (default:
         h200)
     - gpus: Number of GPUs. Replicas, tensor parallelism and split lanes are compared, each tuned. (default: 1)

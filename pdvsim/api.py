@@ -14,6 +14,8 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from pdvsim.bench.inputs import checked
+from pdvsim.bench.sweep import frame_of
 from pdvsim.cli.run import AskedExperiment
 from pdvsim.cli.sweep import SweepOptions
 from pdvsim.cli.traffic import TrafficOptions
@@ -22,8 +24,6 @@ from pdvsim.cli.validate.options import Comparison
 from pdvsim.common.commandline import MOST_USED, described
 from pdvsim.common.options import Option, build, options
 from pdvsim.common.spelling import other_spellings
-from pdvsim.study.inputs import checked
-from pdvsim.study.sweep import frame_of, run_sweep
 from pdvsim.view.run import Run
 from pdvsim.view.setting import points_line
 
@@ -89,9 +89,9 @@ def python_type(option: Option) -> str:
 
 def run(**options: Any) -> Run:
     """Simulate one experiment; keywords are the flags of `pdvsim run`. A ValueError names what is wrong."""
+    from pdvsim.bench.band import ends
+    from pdvsim.bench.length import long_enough
     from pdvsim.sim.run import simulate
-    from pdvsim.study.band import ends
-    from pdvsim.study.length import long_enough
 
     asked = build(AskedExperiment, options).asked()
     checked(asked)
@@ -105,12 +105,13 @@ def sweep(**options: Any) -> SweepPoints:
     The frame prints as a summary and has `plot()`. `vary` is a dictionary: vary={"num_speculative_tokens": [2, 4]}.
     Nothing is written.
     """
-    from pdvsim.study.output import tidy
+    from pdvsim.bench.output import tidy
+    from pdvsim.bench.run import run as run_points
     from pdvsim.view.points import SweepPoints
 
     chosen = build(SweepOptions, options)
     asked = chosen.sweep
-    points = SweepPoints(tidy(frame_of(run_sweep(asked.points(), chosen.backend))))
+    points = SweepPoints(tidy(frame_of(run_points(asked.points(), chosen.backend))))
     points.setting = points_line(points, [asdict(asked.base)])
     return points
 

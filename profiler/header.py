@@ -39,13 +39,6 @@ class Reading(_Strict):
     throttled: list[str]
 
 
-class LeftOut(_Strict):
-    """A point that was not measured, and why."""
-
-    label: str
-    reason: str
-
-
 class PartHeader(_Strict):
     """One model or pair: when, by which command, and what is missing."""
 
@@ -61,7 +54,7 @@ class PartHeader(_Strict):
     software: dict[str, str | None]
     models: dict[str, dict[str, Any]]
     dtype: Literal["bfloat16", "float32"]
-    left_out: list[LeftOut]
+    left_out: list[dict[Literal["label", "reason"], str]]  # points that were not measured, and why
     before: Reading | None
     after: Reading | None
     seconds: float = Field(ge=0)

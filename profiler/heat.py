@@ -13,11 +13,11 @@ from time import perf_counter, sleep
 
 import torch
 
-from pdvsim.profiler import grid
-from pdvsim.profiler.grid import GridPoint
-from pdvsim.profiler.provenance import nvml_of
+from pdvsim.profiler.grid import GridPoint, labelled
+from pdvsim.profiler.parts import Part
 from pdvsim.profiler.rig import Drawn, Launcher, Rig, free, settle
 from pdvsim.realrun.engine.graphs import Ticket
+from pdvsim.realrun.telemetry import nvml_of
 
 REST_S = 0.15
 RUN_S = 0.6  # well past the time a clock takes to settle
@@ -28,48 +28,37 @@ CardReading = tuple[float, float]  # MHz, watts
 Heated = tuple[Ticket, Drawn, CardReading, float]
 
 
-def heat_points(drafter: bool) -> list[GridPoint]:
-    """Return the points that are launched alone: from memory-bound to compute-bound."""
-    if drafter:
-        return [
-            grid.draft(8, 4, 512), grid.draft(64, 4, 512), grid.decode(64, 1, 512), grid.decode(64, 5, 512),
-            grid.prefill(512),
-        ]  # fmt: skip
-    return [
-        grid.decode(1, 1, 512), grid.decode(8, 1, 512), grid.decode(8, 5, 512), grid.decode(64, 1, 512),
-        grid.decode(32, 1, 1500), grid.decode(64, 2, 512), grid.decode(64, 5, 512), grid.prefill(128),
-        grid.prefill(512), grid.prefill(2048), grid.mixed(8, 5, 512, 256), grid.mixed(32, 3, 512, 512),
-    ]  # fmt: skip
-
-
-def far_points(drafter: bool) -> list[GridPoint]:
-    """Prompt chunks far into their context, by themselves: attention over prompts takes much of their time."""
-    if drafter:
-        return [grid.prefill(512, 3000)]
-    return [
-        grid.prefill(512, 3000), grid.prefill(256, 6000), grid.prefill(1024, 6000), grid.mixed(32, 3, 1500, 512, 1500),
-        grid.mixed(8, 5, 3000, 256, 3000),
-    ]  # fmt: skip
+HEATED = (  # launched alone, from memory-bound to compute-bound
+    "decode 1x1@512", "decode 8x1@512", "verify 8x5@512", "decode 64x1@512", "decode 32x1@1500", "verify 64x2@512",
+    "verify 64x5@512", "prefill 1x128 after 0", "prefill 1x512 after 0", "prefill 1x2048 after 0",
+    "mixed 8x5@512 1x256 after 0", "mixed 32x3@512 1x512 after 0",
+)  # fmt: skip
+HEATED_DRAFTER = (
+    "draft 8x1@512 k=4", "draft 64x1@512 k=4", "decode 64x1@512", "verify 64x5@512", "prefill 1x512 after 0",
+)  # fmt: skip
+FAR = (  # prompt chunks far into their context: attention over prompts takes much of their time
+    "prefill 1x512 after 3000", "prefill 1x256 after 6000", "prefill 1x1024 after 6000",
+    "mixed 32x3@1500 1x512 after 1500", "mixed 8x5@3000 1x256 after 3000",
+)  # fmt: skip
 
 
 def groups(drafter: bool) -> list[list[GridPoint]]:
     """Launches that run one after the other without a pause; new ones go last, as samples know them by number."""
-    alone = [[point] for point in heat_points(drafter)]
-    light = [grid.draft(8, 4, 512), grid.draft(64, 4, 512)] if drafter else [grid.decode(8, 1, 512)]
-    in_turn = [[grid.prefill(512), point] for point in light]
-    return alone + in_turn + [[point] for point in far_points(drafter)]
+    alone, light, far = (HEATED_DRAFTER, HEATED_DRAFTER[:2], FAR[:1]) if drafter else (HEATED, HEATED[1:2], FAR)
+    in_turn = [["prefill 1x512 after 0", label] for label in light]
+    labels = [*([label] for label in alone), *in_turn, *([label] for label in far)]
+    return [[labelled(label) for label in group] for group in labels]
 
 
-def heat(rig: Rig, add: Callable[..., None], todo: Mapping[int, Sequence[GridPoint]]) -> None:
-    """Measure groups, each by its number; `add` takes the values of a row."""
+def heat(rig: Rig, part: Part, todo: Mapping[int, Sequence[GridPoint]]) -> None:
+    """Measure groups, each by its number, into a part."""
     read = card_reader(rig.device)
     for group, points in todo.items():
         if all(rig.fits(point) for point in points):
             for member, (point, rows) in enumerate(zip(points, heated(rig, points, read), strict=True)):
                 for repeat, (ticket, data, (mhz, watts), since_s) in enumerate(rows):
-                    add(
-                        section="heat", model=rig.arch.spec.name, **point.as_dict(), bucket_rows=ticket.shape.rows,
-                        bucket_chunk=getattr(ticket.shape, "chunk", 0), context_total=data.context_total,
+                    part.measured(
+                        "heat", rig.arch.spec.name, point, ticket.shape, context_total=data.context_total,
                         longest=data.longest, group=group, member=member, members=len(points), repeat=repeat,
                         seconds=seconds_of(ticket), start_s=since_s, sm_mhz=mhz, power_w=watts,
                     )  # fmt: skip

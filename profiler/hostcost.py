@@ -9,13 +9,17 @@ of these mean anything beyond being positive.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from importlib.util import find_spec
 from time import perf_counter_ns
 
-from pdvsim.profiler import grid
-from pdvsim.profiler.grid import GridPoint
+from pdvsim.profiler.grid import GridPoint, labelled
 from pdvsim.profiler.rig import Launcher, settle
+from pdvsim.realrun.clock import WallClock
 from pdvsim.realrun.engine.engine import LaunchShape
+from pdvsim.realrun.host import RealHost
+from pdvsim.sim.core import Request
+from pdvsim.sim.machine.batch import Batch
+from pdvsim.sim.machine.lane import Lane
+from pdvsim.sim.policies.base import Process
 
 ROWS = (1, 8, 32, 64)
 CONTEXT = 512
@@ -25,10 +29,10 @@ WARM_UP = 3
 
 def host_points() -> list[GridPoint]:
     """The points whose launches are timed."""
-    points = [grid.prefill(n) for n in (128, 512)]
+    labels = ["prefill 1x128 after 0", "prefill 1x512 after 0"]
     for r in ROWS:
-        points += [grid.draft(r, 4, CONTEXT), grid.decode(r, 5, CONTEXT), grid.mixed(r, 5, CONTEXT, 256)]
-    return points
+        labels += [f"draft {r}x1@{CONTEXT} k=4", f"verify {r}x5@{CONTEXT}", f"mixed {r}x5@{CONTEXT} 1x256 after 0"]
+    return list(map(labelled, labels))
 
 
 def host_costs(
@@ -42,9 +46,7 @@ def host_costs(
         for what, repeat, seconds in timings(launch, repeats):
             yield point, shape, what, repeat, seconds
         settle(launch.lane)
-    if shape is not None and find_spec("simpy"):  # of which the lanes' workers are made
-        from pdvsim.profiler.handoff import handoff_s
-
+    if shape is not None:
         for repeat in range(repeats):
             yield point, shape, "handoff", repeat, handoff_s()
 
@@ -89,3 +91,26 @@ def timings(launch: Launcher, repeats: int) -> Iterator[tuple[str, int, float]]:
             pass
         noticed = perf_counter_ns()
         yield "turnaround", repeat, (noticed - began) / 1e9 - ticket.gpu_s()
+
+
+def handoff_s(times: int = 2000) -> float:
+    """Seconds of one hand-over between two lanes, as policies make it: two workers that wake each other in turn."""
+    env = WallClock()
+    lanes = [Lane(env, RealHost(), name) for name in ("decode", "verify")]
+    request = Request(0, 0.0, 1, 1, b"")
+    over = env.event()
+
+    def worker(mine: Lane, other: Lane, rounds: int) -> Process:
+        for _ in range(rounds):
+            if not mine:
+                yield mine.wait()
+            other.put(mine.take(1))
+        if not over.triggered:
+            over.succeed()
+
+    for mine, other in (lanes, lanes[::-1]):
+        env.process(worker(mine, other, times // 2))
+    lanes[0].rows.add(Batch([request]))
+    begin = perf_counter_ns()
+    env.run_to(over)
+    return (perf_counter_ns() - begin) / 1e9 / times

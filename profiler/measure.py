@@ -1,7 +1,7 @@
 """Measure models, pairs and the host's costs on this machine's GPU, for `pdvsim profile`.
 
 Each model and each pair is a part in the output folder. A second run into the same folder continues where the first
-stopped. The `Profiler` itself needs only torch, Triton and numpy.
+stopped.
 """
 
 from __future__ import annotations
@@ -9,45 +9,47 @@ from __future__ import annotations
 import gc
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
-from statistics import median
+from functools import cached_property
+from pathlib import Path
 from time import monotonic
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import torch
 
 from pdvsim.profiler import provenance
+from pdvsim.profiler.corun import Duo
 from pdvsim.profiler.grid import SMALL_PARAMS, GridPoint, design, ordered
-from pdvsim.profiler.options import Options, Say
+from pdvsim.profiler.heat import groups, heat
+from pdvsim.profiler.layers import measure_layers
+from pdvsim.profiler.options import Options
 from pdvsim.profiler.parts import POINT, SCHEMA, Part, part_file
 from pdvsim.profiler.precompile import precompile
+from pdvsim.profiler.rig import QUICK, Effort, Rig, free
+from pdvsim.realrun.engine.arch import ModelArchitecture
+from pdvsim.realrun.telemetry import now
 from pdvsim.sim.hardware.models import HEADS
-
-if TYPE_CHECKING:
-    from pdvsim.profiler.rig import Rig
-    from pdvsim.realrun.engine.arch import ModelArchitecture
 
 SAVE_EVERY_S = 8.0
 CONSECUTIVE_FAILURES = 3  # a broken device fails every point; stop asking
 
+Say = Callable[[str], None]
 Step = Callable[[int], None]
 
 
 class Profiler:
-    """Runs the options, part by part. `say` gets one line per result, `step` the number of points processed."""
+    """Runs the options, part by part. `say` gets what failed or throttled, `step` the number of points processed."""
 
     def __init__(
         self, options: Options, lookup: Callable[[str], ModelArchitecture], say: Say, step: Step = lambda done: None
     ) -> None:
-        import torch
-
         self.options, self.lookup, self.say, self.step = options, lookup, say, step
         self.device = torch.device(options.device)
         self.dealt = 0
-        self.ground: dict[str, Any] = {}
 
     def run(self) -> list[str]:
         """Measure everything; returns the models and pairs that failed, whose finished points are kept."""
         if self.options.jobs and self.device.type == "cuda":
-            precompile(self.options, self.say)
-        self.look_around()
+            precompile(self.options)
         tasks = [(name, self.model) for name in self.options.models] + [
             (pair, self.pair) for pair in self.options.pairs
         ]
@@ -59,7 +61,7 @@ class Profiler:
                 raise
             except Exception as error:  # the card may still do for the others
                 failed.append(name)
-                self.say(f"{name}: failed: {_one_line(error)}")
+                self.say(f"{name}: failed: {' '.join(f'{type(error).__name__}: {error}'.split())[:300]}")
             self._release()
         return failed
 
@@ -78,76 +80,67 @@ class Profiler:
 
     def model(self, name: str) -> None:
         """Solo forwards of one model."""
-        from pdvsim.profiler.heat import groups, heat
-        from pdvsim.profiler.rig import QUICK, Effort, Rig
-
-        begin, options = monotonic(), self.options
-        arch = self.lookup(name)
-        part = Part.resume(options.output / part_file(name), self.header(name, [arch]))
+        begin, options, arch = monotonic(), self.options, self.lookup(name)
+        part = Part.resume(Path(options.output) / part_file(name), self.header(name, [arch]))
         points, done = self.points(arch), part.done()
         todo = [p for p in points if tuple(getattr(p, field) for field in POINT) not in done]
         self.dealt += len(points) - len(todo)
+        unheated: dict[int, list[GridPoint]] = {}
         if not options.quick:
             self._layers(part, arch)
-        heated = {row["group"] for row in part.rows if row["section"] == "heat"}
-        unheated = {number: group for number, group in enumerate(groups(self._small(arch))) if number not in heated}
-        if options.quick or self.device.type != "cuda":
-            unheated = {}
+            if self.device.type == "cuda":
+                heated = {row["group"] for row in part.rows if row["section"] == "heat"}
+                unheated = {n: group for n, group in enumerate(groups(self._small(arch))) if n not in heated}
         if not todo and not unheated:
-            self.say(f"{name}: all {len(points)} points are measured already")
             return
         rig = Rig(arch, self.device, options.seed)
-        self.say(f"{name}: {len(todo)} of {len(points)} points to measure; ready after {monotonic() - begin:.1f} s")
         part.header["before"] = part.header.get("before") or self._reading(rig)
         effort = QUICK if options.quick else Effort()
         failures, saved = 0, monotonic()
         try:
-            for number, point in enumerate(todo):
+            for point in todo:
                 reason = self._refusal(rig, point, monotonic() - begin, failures)
                 if reason is None:
                     try:
-                        self._solo(part, rig, point, effort)
+                        samples, shape = rig.measure(point, effort)
+                        for repeat, (seconds, data) in enumerate(samples):
+                            part.measured(
+                                "solo", arch.spec.name, point, shape, context_total=data.context_total,
+                                longest=data.longest, repeat=repeat, seconds=seconds,
+                            )  # fmt: skip
                         failures = 0
                     except Exception as error:  # one shape the card or a kernel refuses must not cost the others
-                        reason, failures = _one_line(error), failures + 1
+                        reason, failures = f"{type(error).__name__}: {error}", failures + 1
                 if reason is not None:
-                    part.header["left_out"].append({"label": point.label(), "reason": reason})
-                self.dealt += 1
-                self.step(self.dealt)
+                    part.leave_out(point.label(), reason)
+                self._dealt_one()
                 if monotonic() - saved > SAVE_EVERY_S:
                     part.save()
                     saved = monotonic()
-                    self.say(f"{name}: {number + 1} of {len(todo)} after {monotonic() - begin:.0f} s")
-            heat(rig, part.add, unheated)
+            heat(rig, part, unheated)
             part.header["after"] = self._reading(rig)
         finally:
             part.header["seconds"] += monotonic() - begin
             part.save()
-        left = len(part.header["left_out"])
-        self.say(f"{name}: {len(part.rows)} samples, {left} points left out, {monotonic() - begin:.0f} s")
-        self.say(f"{name}: {medians(part, design(drafts=True)[0])}")
-        for entry in part.header["left_out"][:3]:
-            self.say(f"{name}: left out: {entry['label']}: {entry['reason'][:120]}")
 
     def pair(self, pair: str) -> None:
         """Co-runs and host costs of one pair."""
-        from pdvsim.profiler.corun import Duo
-
-        begin = monotonic()
+        begin, options = monotonic(), self.options
         draft, target = (self.lookup(name) for name in pair.split(":"))
-        part = Part.resume(self.options.output / part_file(pair), self.header(pair, [draft, target]))
-        Duo(pair, draft, target, self.device, self.options.seed, quick=self.options.quick).run(
-            part, self.options.pair_budget_s, self.say
-        )
-        self.dealt += 1
-        self.step(self.dealt)
+        part = Part.resume(Path(options.output) / part_file(pair), self.header(pair, [draft, target]))
+        Duo(pair, draft, target, self.device, options.seed, options.quick).run(part, options.pair_budget_s)
         part.header["seconds"] += monotonic() - begin
         part.save()
-        self.say(f"{pair}: {len(part.rows)} samples, {monotonic() - begin:.0f} s")
+        self._dealt_one()
 
-    def look_around(self) -> None:
-        """Find out what is measured on."""
-        self.ground = {"device": provenance.card(self.device), "software": provenance.software()}
+    def _dealt_one(self) -> None:
+        self.dealt += 1
+        self.step(self.dealt)
+
+    @cached_property
+    def ground(self) -> dict[str, Any]:
+        """What is measured on."""
+        return {"device": provenance.card(self.device), "software": provenance.software()}
 
     def header(self, name: str, archs: Sequence[ModelArchitecture]) -> dict[str, Any]:
         """Return the provenance of a part."""
@@ -155,7 +148,7 @@ class Profiler:
         return {
             "schema_version": SCHEMA,
             "name": name,
-            "date": provenance.now(),
+            "date": now(),
             "command": options.command,
             "seed": options.seed,
             "budget_s": options.pair_budget_s if ":" in name else options.budget_s,
@@ -179,26 +172,7 @@ class Profiler:
             return f"{failures} points before it failed"
         return None
 
-    def _solo(self, part: Part, rig: Rig, point: GridPoint, effort: Any) -> None:
-        samples, shape = rig.measure(point, effort)
-        padded = {"bucket_rows": shape.rows, "bucket_chunk": getattr(shape, "chunk", 0)}
-        for repeat, (seconds, data) in enumerate(samples):
-            part.add(
-                section="solo", model=rig.arch.spec.name, **point.as_dict(), **padded,
-                context_total=data.context_total, longest=data.longest, repeat=repeat, seconds=seconds,
-            )  # fmt: skip
-
-    def layers(self, name: str) -> None:
-        """The layers of one model without attention, and nothing else."""
-        arch = self.lookup(name)
-        if not self.ground:
-            self.look_around()
-        self._layers(Part.resume(self.options.output / part_file(name), self.header(name, [arch])), arch)
-        self._release()
-
     def _layers(self, part: Part, arch: ModelArchitecture) -> None:
-        from pdvsim.profiler.layers import measure_layers
-
         name = arch.spec.name
         known = {row["chunk_tokens"] for row in part.rows if row["section"] == "layers"}
 
@@ -206,18 +180,13 @@ class Profiler:
             padded = {"chunk_tokens": tokens, "bucket_chunk": tokens, "chunks": 1}
             part.add(section="layers", model=name, kind="prefill", repeat=repeat, seconds=seconds, **padded)
 
-        begin = monotonic()
-        count = measure_layers(arch, self.device, self.options.seed, known, self.options.budget_s, add)
-        if count:
+        if measure_layers(arch, self.device, self.options.seed, known, self.options.budget_s, add):
             part.save()
-            self.say(f"{name}: layers at {count} numbers of tokens, {monotonic() - begin:.0f} s")
 
     def _reading(self, rig: Rig) -> dict[str, Any] | None:
         """Clocks and power while the model runs; throttling is reported immediately."""
         if self.device.type != "cuda":
             return None
-        from pdvsim.profiler.rig import free
-
         point = next(p for p in self.points(rig.arch) if p.kind == "verify")
         launch = rig.launcher(point)
         launch()
@@ -230,19 +199,4 @@ class Profiler:
     def _release(self) -> None:
         gc.collect()
         if self.device.type == "cuda":
-            import torch
-
             torch.cuda.empty_cache()
-
-
-def medians(part: Part, points: Sequence[GridPoint]) -> str:
-    """Median milliseconds of some points, for people."""
-    times_of: dict[tuple[Any, ...], list[float]] = {}
-    for row in (row for row in part.rows if row["section"] == "solo"):
-        times_of.setdefault(tuple(row[name] for name in POINT), []).append(row["seconds"])
-    timed = ((p, times_of.get(tuple(getattr(p, name) for name in POINT))) for p in points)
-    return ", ".join(f"{p.label()} {1000 * median(times):.3f} ms" for p, times in timed if times)
-
-
-def _one_line(error: Exception) -> str:
-    return " ".join(f"{type(error).__name__}: {error}".split())[:300]

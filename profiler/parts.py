@@ -1,23 +1,23 @@
-"""Samples while they are being measured: one part per model and one per pair, each a file that is whole at any time.
+"""Samples as files while they are measured: one part per model and one per pair, whole at any time.
 
-A part carries its own header, so it can be moved, resumed and merged on its own. Only numpy is needed here; what is
-shipped (`samples.parquet` and `header.json`) is made of parts by `samples.merge`.
+A part is a parquet file with its own header, so it can be moved, resumed and merged on its own (`samples.merge`).
 """
 
 from __future__ import annotations
 
 import json
-import zipfile
-import zlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
+import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
 
 from pdvsim.common.files import whole
-from pdvsim.sim.reading import check_file, error_text, parse_json
+from pdvsim.profiler.grid import GridPoint
+from pdvsim.realrun.engine.engine import LaunchShape
+from pdvsim.sim.reading import error_text, parse_json, read_table
 
 SCHEMA = 2
 SECTIONS = ("solo", "heat", "corun", "host", "layers")
@@ -57,21 +57,23 @@ COLUMNS: tuple[tuple[str, str, Any], ...] = (
     ("sm_mhz", "f4", float("nan")),
     ("power_w", "f4", float("nan")),
 )
-NAMES = tuple(name for name, _, _ in COLUMNS)
 POINT = (
     "kind", "rows", "tokens", "steps", "catch_up", "context", "chunk_tokens", "chunk_start", "chunks", "emits",
     "lengths",
 )  # fmt: skip
+TYPES = {"i2": pa.int16(), "i4": pa.int32(), "f4": pa.float32(), "?": pa.bool_()}
+ARROW = {name: TYPES.get(dtype, pa.dictionary(pa.int32(), pa.string())) for name, dtype, _ in COLUMNS}
+NUMBERS = {name: dtype for name, dtype, _ in COLUMNS if dtype in TYPES}
 _DEFAULTS = {name: default for name, _, default in COLUMNS}
 
 
 def part_file(name: str) -> str:
     """The file of a model's or pair's part."""
-    return f"{name.replace('/', '-').replace(':', '--')}.npz"
+    return f"{name.replace('/', '-').replace(':', '--')}.parquet"
 
 
 class Part:
-    """Rows measured so far and the header that says how. `save` replaces the file in one step."""
+    """Rows measured so far and the header that says how."""
 
     def __init__(self, path: Path, header: dict[str, Any]) -> None:
         self.path, self.header = path, header
@@ -83,12 +85,11 @@ class Part:
         part = cls(path, header)
         if not path.exists():
             return part
-        columns, old = read(path)
+        frame, old = read(path)
         for key, today in ground(header).items():
             if ground(old)[key] != today:
                 raise ValueError(f"{path}: {key} was {ground(old)[key]}, is now {today}; choose another folder")
-        by_row = zip(*(columns[name].tolist() for name in NAMES), strict=True)
-        part.rows = [dict(zip(NAMES, row, strict=True)) for row in by_row]
+        part.rows = frame.to_dict("records")
         original = {key: old[key] for key in ("date", "before", "seconds")}
         part.header = {**header, **original, "resumed": header["date"]}
         return part
@@ -97,18 +98,37 @@ class Part:
         """Append one row; columns that are not named do not apply."""
         self.rows.append({**_DEFAULTS, **values})
 
+    def measured(self, section: str, model: str, point: GridPoint, shape: LaunchShape, **values: Any) -> None:
+        """Append a launch of a point, and the shape that it was padded to."""
+        padded = {"bucket_rows": shape.rows, "bucket_chunk": getattr(shape, "chunk", 0)}
+        self.add(section=section, model=model, **{**point.as_dict(), **padded, **values})
+
+    def leave_out(self, label: str, reason: str) -> None:
+        """Note what was not measured, and why."""
+        self.header["left_out"].append({"label": label, "reason": " ".join(reason.split())[:300]})
+
     def done(self) -> set[tuple[Any, ...]]:
         """The points measured, by their values in the order of `POINT`."""
         return {tuple(row[name] for name in POINT) for row in self.rows if row["section"] == "solo"}
 
     def save(self) -> None:
-        columns: dict[str, NDArray[Any]] = {
-            name: np.array([row[name] for row in self.rows], dtype=dtype) for name, dtype, _ in COLUMNS
-        }
-        columns["header"] = np.array(json.dumps(self.header, allow_nan=False))
+        """Replace the file in one step."""
+        table = table_of(pd.DataFrame(self.rows, columns=list(ARROW)))
         self.path.parent.mkdir(parents=True, exist_ok=True)
         with whole(self.path) as file:
-            np.savez_compressed(file, **columns)  # type: ignore[arg-type]
+            pq.write_table(table.replace_schema_metadata({"header": json.dumps(self.header, allow_nan=False)}), file)
+
+
+def table_of(frame: pd.DataFrame) -> pa.Table:
+    """Rows as they are stored; a number that does not apply is null."""
+    numbers = frame.astype(NUMBERS)
+    columns = {
+        name: pa.array(numbers[name], kind, from_pandas=True)
+        if name in NUMBERS
+        else pa.array(frame[name].astype(str), pa.string()).dictionary_encode()
+        for name, kind in ARROW.items()
+    }
+    return pa.table(columns)
 
 
 def ground(header: Mapping[str, Any]) -> dict[str, Any]:
@@ -117,16 +137,15 @@ def ground(header: Mapping[str, Any]) -> dict[str, Any]:
     return {"device.name": header["device"]["name"], **software}
 
 
-def read(path: Path) -> tuple[dict[str, NDArray[Any]], dict[str, Any]]:
-    """Columns and header of a part; a ValueError of one line where it is none."""
+def read(path: Path) -> tuple[pd.DataFrame, dict[str, Any]]:
+    """Rows and header of a part; a ValueError of one line where it is none."""
     try:
-        check_file(path)
-        with np.load(path, allow_pickle=False) as file:
-            columns = {name: file[name] for name in NAMES}
-            header = parse_json(str(file["header"]))
-    except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile, zlib.error, NotImplementedError) as error:
+        table = read_table(path).select(list(ARROW))
+        header = parse_json((table.schema.metadata or {})[b"header"].decode())
+        frame = table.to_pandas()
+    except (OSError, ValueError, KeyError, pa.ArrowException) as error:
         raise ValueError(f"{path}: not a part of samples: {error_text(error)}") from None
     if not isinstance(header, dict) or header.get("schema_version") != SCHEMA:
         version = header.get("schema_version") if isinstance(header, dict) else None
         raise ValueError(f"{path}: schema_version is {version!r}, this version reads {SCHEMA}")
-    return columns, header
+    return frame, header

@@ -15,7 +15,7 @@ from dataclasses import replace
 from time import monotonic
 
 from pdvsim.profiler.grid import GridPoint, design
-from pdvsim.profiler.options import Options, Say
+from pdvsim.profiler.options import Options
 from pdvsim.sim.hardware.models import HEADS
 
 WORKERS_PER_MODEL = 3
@@ -29,18 +29,14 @@ def shares(points: list[GridPoint], count: int) -> list[list[GridPoint]]:
     return [alike[i : i + size] for i in range(0, len(alike), size)]
 
 
-def precompile(options: Options, say: Say) -> None:
+def precompile(options: Options) -> None:
     """Compile what the options' models need, `options.jobs` processes at a time. Failures are left to the measuring."""
-    begin = monotonic()
     core, *others = design(drafts=True, heads=any(name.startswith(HEADS) for name in options.models))
     whole = core if options.quick else [*core, *(p for points in others for p in points)]
     in_pairs = dict.fromkeys(name for pair in options.pairs for name in pair.split(":"))
     tasks = [(name, share) for name in options.models for share in shares(whole, WORKERS_PER_MODEL)]
     tasks += [(name, core) for name in in_pairs if name not in options.models]
-    failed = compile_ahead(tasks, options.jobs, LIMIT_S)
-    say(f"compiled in advance in {monotonic() - begin:.0f} s; {len(failed)} of {len(tasks)} workers failed")
-    for reason in failed[:3]:
-        say(f"compiling in advance: {reason}")
+    compile_ahead(tasks, options.jobs, LIMIT_S)
 
 
 def compile_ahead(tasks: Sequence[tuple[str, list[GridPoint]]], jobs: int, limit_s: float) -> list[str]:

@@ -7,15 +7,14 @@ from __future__ import annotations
 import platform
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from datetime import UTC, datetime
 from importlib import metadata
 from statistics import median
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+import torch
 
 from pdvsim.common.version import __version__
-
-if TYPE_CHECKING:
-    import torch
+from pdvsim.realrun.telemetry import device_name, nvml_of
 
 # NVML's bits for clocks held down against the card's will; idling and application clocks are none of them
 THROTTLE_BITS = {
@@ -25,11 +24,6 @@ THROTTLE_BITS = {
     0x40: "hardware thermal slowdown",
     0x80: "hardware power brake",
 }
-
-
-def now() -> str:
-    """The date and time, UTC."""
-    return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 def version(package: str) -> str | None:
@@ -42,8 +36,6 @@ def version(package: str) -> str | None:
 
 def software() -> dict[str, str | None]:
     """Versions that decide how fast a kernel is."""
-    import torch
-
     return {
         "pdvsim": __version__,
         "python": platform.python_version(),
@@ -57,16 +49,14 @@ def software() -> dict[str, str | None]:
 
 def card(device: torch.device) -> dict[str, Any]:
     """Return the device's name and measured ceilings; on the CPU, a name without ceilings."""
-    import torch
-
     if device.type != "cuda":
         nothing = dict.fromkeys(("multiprocessors", "memory_bytes", "bandwidth_bytes_per_s", "flops_per_s"))
-        return {"name": f"CPU {platform.machine()}", **nothing}
+        return {"name": device_name(device), **nothing}
     properties = torch.cuda.get_device_properties(device)
     bandwidth, rate = _ceilings(device)
     torch.cuda.empty_cache()
     return {
-        "name": torch.cuda.get_device_name(device),
+        "name": device_name(device),
         "multiprocessors": int(properties.multi_processor_count),
         "memory_bytes": int(properties.total_memory),
         "bandwidth_bytes_per_s": bandwidth,
@@ -76,8 +66,6 @@ def card(device: torch.device) -> dict[str, Any]:
 
 def _ceilings(device: torch.device) -> tuple[float, float]:
     """Copy bandwidth (bytes read and written) and bf16 matrix rate, on random data."""
-    import torch
-
     source = torch.randn(2**30, device=device, dtype=torch.bfloat16)
     target = torch.empty_like(source)
     copy_s = _gpu_seconds(lambda: target.copy_(source))
@@ -87,8 +75,6 @@ def _ceilings(device: torch.device) -> tuple[float, float]:
 
 def _gpu_seconds(run: Callable[[], object]) -> float:
     """Median device time of one call of `run`, over ten after three that do not count."""
-    import torch
-
     spans = []
     for _ in range(13):
         start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
@@ -111,16 +97,6 @@ def reading(device: torch.device, load: Callable[[], object]) -> dict[str, Any] 
         state = answer.result()
     state.pop("driver", None)
     return state or None
-
-
-def nvml_of(device: torch.device) -> tuple[Any, Any]:
-    """NVML's Python binding and its handle of the device; an error if it is not installed or the driver refuses."""
-    import pynvml  # type: ignore[import-not-found,unused-ignore]
-    import torch
-
-    pynvml.nvmlInit()
-    uuid = str(torch.cuda.get_device_properties(device).uuid).removeprefix("GPU-")
-    return pynvml, pynvml.nvmlDeviceGetHandleByUUID(f"GPU-{uuid}")
 
 
 def read_card(device: torch.device) -> dict[str, Any]:

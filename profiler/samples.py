@@ -11,18 +11,29 @@ import json
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, get_args
+from typing import get_args
 
 import numpy as np
+import pandas as pd
+import pyarrow.parquet as pq
 
 from pdvsim.common.files import write_all
 from pdvsim.profiler.grid import KINDS, Unevenness
 from pdvsim.profiler.header import HEADER, SamplesHeader, load_header, refusal
-from pdvsim.profiler.parts import COLUMNS, NAMES, POINT, SCHEMA, SECTIONS, WHATS, Part, ground, part_file, read
+from pdvsim.profiler.parts import (
+    ARROW,
+    NUMBERS,
+    POINT,
+    SCHEMA,
+    SECTIONS,
+    WHATS,
+    Part,
+    ground,
+    part_file,
+    read,
+    table_of,
+)
 from pdvsim.sim.reading import error_text, read_table
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 __all__ = ["HEADER", "SAMPLES", "Samples", "SamplesHeader", "check", "load", "load_header", "merge", "split"]
 
@@ -30,8 +41,8 @@ SAMPLES = "samples.parquet"
 LONGEST_LAUNCH_S = 60.0
 FASTEST, SLOWEST = 0.4, 200.0  # a median launch, against the least the card's ceilings allow
 HOST_SLOWEST_S = 0.02
-_TEXTS = tuple(name for name, dtype, _ in COLUMNS if dtype[0] == "U")
-_FLOATS = tuple(name for name, dtype, _ in COLUMNS if dtype[0] == "f")
+WHOLE = tuple(name for name, dtype in NUMBERS.items() if dtype[0] == "i")
+_FLOATS = [name for name, dtype in NUMBERS.items() if dtype[0] == "f"]
 _SOMETIMES = ("start_s", "end_s", "sm_mhz", "power_w")  # empty where they do not apply
 
 
@@ -51,26 +62,26 @@ def load(folder: str | Path) -> Samples:
         table = read_table(path)
     except (OSError, ValueError) as error:
         raise refusal(path, "file", error_text(error)) from None
-    for name in NAMES:
+    for name in ARROW:
         if name not in table.column_names:
             raise refusal(path, name, "column is missing")
     for name in table.column_names:
-        if name not in NAMES:
+        if name not in ARROW:
             raise refusal(path, name, "unknown column")
-    for name, kind, _ in _arrow_fields():
+    for name, kind in ARROW.items():
         if table.schema.field(name).type != kind:
             raise refusal(path, name, f"is {table.schema.field(name).type}, must be {kind}")
     frame: pd.DataFrame = table.to_pandas()
     check(path, frame, header)
     # small integers are for the file alone: products of them overflow
-    return Samples(header, frame.astype({name: np.int64 for name, dtype, _ in COLUMNS if dtype[0] == "i"}))
+    return Samples(header, frame.astype(dict.fromkeys(WHOLE, np.int64)))
 
 
 def check(path: Path, frame: pd.DataFrame, header: SamplesHeader) -> None:
     """Refuse rows that cannot be measurements of these models on this card."""
     if len(frame) != header.samples:
         raise refusal(path, "samples", f"has {len(frame)} rows, its header says {header.samples}")
-    for name in NAMES:
+    for name in ARROW:
         if name not in _SOMETIMES and frame[name].isna().any():
             raise refusal(path, name, f"is empty in row {int(frame[name].isna().to_numpy().argmax())}")
     allowed = {
@@ -81,8 +92,7 @@ def check(path: Path, frame: pd.DataFrame, header: SamplesHeader) -> None:
         unknown = set(frame[name]) - set(known)
         if unknown:
             raise refusal(path, name, f"unknown value {min(map(str, unknown))!r}; known: {', '.join(known)}")
-    least = {name: 0 for name, dtype, _ in COLUMNS if dtype[0] == "i"}
-    for name, low in (least | {"steps": 1, "members": 1, "group": -1, "member": -1}).items():
+    for name, low in (dict.fromkeys(WHOLE, 0) | {"steps": 1, "members": 1, "group": -1, "member": -1}).items():
         if len(frame) and frame[name].min() < low:
             raise refusal(path, name, f"is {frame[name].min()}, must be at least {low}")
     for padded, asked in (("bucket_rows", "rows"), ("bucket_chunk", "chunk_tokens")):
@@ -125,35 +135,23 @@ def _check_against_card(path: Path, frame: pd.DataFrame, header: SamplesHeader) 
 
 def merge(parts: Iterable[Path], folder: Path) -> Samples:
     """Write the parts as one set of samples into `folder`, and load it back."""
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
     contents = [(path, *read(path)) for path in sorted(parts, key=lambda p: p.name)]
     if not contents:
         raise ValueError(f"{folder}: no parts to merge")
     first = contents[0][2]
     headers = []
-    for path, columns, header in contents:
+    for path, frame, header in contents:
         for key, value in ground(header).items():
             if value != ground(first)[key]:
                 raise refusal(path, key, f"is {value}, but {ground(first)[key]} in {contents[0][0].name}")
-        count = len(columns["seconds"])
-        points = len(set(zip(*(columns[n].tolist() for n in ("section", "what", "group", *POINT)), strict=True)))
-        headers.append({**header, "samples": count, "points": points})
-    arrays = []
-    for name, kind, _ in _arrow_fields():
-        values = np.concatenate([columns[name] for _, columns, _ in contents])
-        if name in _TEXTS:
-            arrays.append(pa.array(values.tolist(), pa.string()).dictionary_encode())
-        else:
-            arrays.append(pa.array(values, kind, from_pandas=name in _SOMETIMES))
-    table = pa.table(arrays, names=list(NAMES))
+        points = len(frame[["section", "what", "group", *POINT]].drop_duplicates())
+        headers.append({**header, "samples": len(frame), "points": points})
+    table = table_of(pd.concat([frame for _, frame, _ in contents]))
     folder.mkdir(parents=True, exist_ok=True)
-    plain = [name for name in NAMES if name not in _FLOATS]
     buffer = io.BytesIO()
     pq.write_table(
-        table, buffer, compression="zstd", compression_level=19, use_dictionary=plain,
-        use_byte_stream_split=list(_FLOATS),
+        table, buffer, compression="zstd", compression_level=19, use_byte_stream_split=_FLOATS,
+        use_dictionary=[name for name in ARROW if name not in _FLOATS],
     )  # fmt: skip
     document = {
         "schema_version": SCHEMA,
@@ -169,20 +167,10 @@ def merge(parts: Iterable[Path], folder: Path) -> Samples:
 
 def split(samples: Samples, folder: Path) -> None:
     """Write samples as parts into `folder`, so that measuring continues where they end."""
-    frame = samples.frame.astype(dict.fromkeys(_TEXTS, str))
+    frame = samples.frame
     for header in samples.header.parts:
         pair = header.name if ":" in header.name else ""
         here = frame["pair"] == pair
-        rows = frame[here if pair else here & (frame["model"] == header.name)]
         part = Part(folder / part_file(header.name), header.model_dump())
-        by_row = rows[list(NAMES)].itertuples(index=False, name=None)
-        part.rows = [dict(zip(NAMES, row, strict=True)) for row in by_row]
+        part.rows = frame[here if pair else here & (frame["model"] == header.name)].to_dict("records")
         part.save()
-
-
-def _arrow_fields() -> list[tuple[str, Any, Any]]:
-    import pyarrow as pa
-
-    kinds = {"i2": pa.int16(), "i4": pa.int32(), "f4": pa.float32(), "?": pa.bool_()}
-    text = pa.dictionary(pa.int32(), pa.string())
-    return [(name, kinds.get(dtype, text), default) for name, dtype, default in COLUMNS]

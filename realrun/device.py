@@ -145,8 +145,8 @@ class ServingRig:
 
     def serves(self, server: Server, needs: Needs) -> bool:
         """Return whether a run with these settings and needs finds everything ready."""
-        streams = self.server.priority == server.priority
-        return streams and self.server.async_scheduling >= server.async_scheduling and self.needs.covers(needs)
+        early = bool(self.server.async_scheduling) >= bool(server.async_scheduling)
+        return self.server.priority == server.priority and early and self.needs.covers(needs)
 
     @property
     def graphs(self) -> int:

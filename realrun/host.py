@@ -8,12 +8,10 @@ What an operation costs the host has been paid when it is over, so there is noth
 from __future__ import annotations
 
 import ctypes
+import math
 from collections.abc import Callable, Sequence
-from typing import Any
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from pdvsim.realrun.engine.engine import Engine
 from pdvsim.realrun.engine.graphs import GraphLane, OrderedStreams
@@ -22,14 +20,12 @@ from pdvsim.sim.config import Server
 from pdvsim.sim.core import Role
 from pdvsim.sim.hardware.host import HostTimes, Operation, SimulatedHost
 from pdvsim.sim.machine.lane import HIGHEST, PRIORITY
+from pdvsim.sim.metrics.sketch import Union
 from pdvsim.sim.records import Columns
-
-Floats = NDArray[np.float64]
 
 SM_SHARES = {"decode": 0.4, "verify": 0.4, "prefill": 0.2}  # with --priority partition
 SM_GROUP = 8  # multiprocessors are given out in groups of this many
 RESOURCE_BYTES = 144  # the driver's CUdevResource: its kind first, its multiprocessors at 96
-ROW_GROUPS = (1, 8, 32)  # least rows of the batches that are reported together
 
 
 class RealHost(SimulatedHost):
@@ -124,48 +120,13 @@ def _caller(driver: ctypes.CDLL) -> Callable[..., None]:
     return call
 
 
-class Covered:
-    """How much of the time before an instant lies inside any of some intervals."""
+def host_idle_share(launches: Columns, requests: Columns) -> dict[str, float]:
+    """Share of the time that requests were there in which the GPU had nothing to run; nothing without launches.
 
-    def __init__(self, start_s: Floats, end_s: Floats) -> None:
-        order = np.argsort(start_s, kind="stable")
-        reach = np.maximum.accumulate(end_s[order])
-        before = np.concatenate(([-np.inf], reach[:-1]))
-        new_stretch = start_s[order] > before
-        starts = start_s[order][new_stretch]
-        ends = reach[np.concatenate((np.flatnonzero(new_stretch)[1:] - 1, [len(reach) - 1]))] if len(reach) else reach
-        self._at = np.column_stack((starts, ends)).ravel()
-        self._sum = np.column_stack((np.zeros_like(starts), ends - starts)).ravel().cumsum()
-
-    def until(self, time_s: Floats) -> Floats:
-        return np.interp(time_s, self._at, self._sum) if len(self._at) else np.zeros_like(time_s)
-
-
-def idle_shares(launches: Columns, requests: Columns) -> dict[str, Any]:
-    """Share of each round that the GPU had nothing to run while requests were there: overall, and by rows.
-
-    A round ends with a target forward over rows and began with the end of the one before it. Gaps between the kernels
-    of one launch are the GPU's own and do not count; copying inputs in and results out does.
+    Gaps between the kernels of one launch are the GPU's own and do not count; copying inputs in and results out does.
     """
-    rounds = (launches["role"] == 1) & (launches["rows"] > 0)
-    if rounds.sum() < 2:
-        return {}
-    order = np.argsort(launches["end_s"][rounds], kind="stable")
-    end_s, rows = launches["end_s"][rounds][order], launches["rows"][rounds][order][1:]
-    served = requests["finish_s"] >= 0
-    finish_s = np.where(served, requests["finish_s"], end_s[-1])
-    came = requests["arrival_s"] < finish_s
-    present_s = np.diff(Covered(requests["arrival_s"][came], finish_s[came]).until(end_s))
-    busy = np.diff(Covered(launches["start_s"], launches["end_s"]).until(end_s))
-    idle = np.clip(present_s - busy, 0.0, None)
-    shares: dict[str, Any] = {"host_idle_share": _share(idle, present_s), "host_idle_s_per_round": float(idle.mean())}
-    for low, high in zip(ROW_GROUPS, (*ROW_GROUPS[1:], np.inf), strict=True):
-        group = (rows >= low) & (rows < high)
-        if group.any():
-            name = f"{low}_to_{int(high) - 1}" if np.isfinite(high) else f"{low}_and_more"
-            shares[f"host_idle_share_{name}_rows"] = _share(idle[group], present_s[group])
-    return shares
-
-
-def _share(part: Floats, whole: Floats) -> float:
-    return float(part.sum() / whole.sum()) if whole.sum() > 0 else 0.0
+    present, busy = Union(), Union()
+    present.add(requests["arrival_s"], requests["finish_s"], math.inf)
+    busy.add(launches["start_s"], launches["end_s"], math.inf)
+    lasted_s = present.length_s()
+    return {"host_idle_share": max(0.0, 1 - busy.length_s() / lasted_s)} if len(launches["end_s"]) and lasted_s else {}

@@ -7,6 +7,7 @@ from typing import Literal
 
 from pdvsim.realrun.engine.buckets import most_prompts
 from pdvsim.sim.config import Acceptance, Experiment, Hardware, Host
+from pdvsim.sim.core import LOOKED_UP
 from pdvsim.sim.hardware.models import HEADS, LAYERS
 from pdvsim.sim.policies import policy_of
 
@@ -28,6 +29,9 @@ class Machine:
     """Folder of the draft model's Hugging Face checkpoint; default: random weights."""
     target_path: str | None = None
     """Folder of the target model's checkpoint; default: random weights."""
+    models: str | None = None
+    """With --engine vllm or sglang: folder with one folder per model (config.json and tokenizer), named as in --pair;
+    default: the names on Hugging Face."""
     verdict: Literal["auto", "pinned", "own"] = "auto"
     """What decides acceptance: pinned (the simulated acceptance), own (the models) or auto (own with checkpoints)."""
 
@@ -45,6 +49,11 @@ class Machine:
 def refuse(experiment: Experiment, machine: Machine) -> None:
     """A ValueError for whatever a real run cannot do."""
     server, hardware = experiment.server, experiment.hardware
+    if hardware.engine in ("vllm", "sglang"):
+        _refuse_elsewhere(experiment, machine)
+        return
+    if machine.models is not None:
+        raise ValueError("--models needs --engine vllm or sglang")
     if reason := next((reason for given, reason in _only_simulated(experiment) if given), ""):
         raise ValueError(f"{reason}; pdvsim run simulates it")
     if server.drafted_by in HEADS:
@@ -65,7 +74,7 @@ def refuse(experiment: Experiment, machine: Machine) -> None:
     if any(getattr(hardware, name) != getattr(Hardware, name) for name in simulated):
         raise ValueError("--contention, --band, --padding and --machine are options of a simulated GPU")
     if hardware.engine not in (None, "pdvsim"):
-        raise ValueError(f"realrun serves with pdvsim's engine: --engine {hardware.engine} is for simulated runs")
+        raise ValueError(f"realrun starts no {hardware.engine}: it serves with --engine pdvsim, vllm or sglang")
     if experiment.host != Host():
         raise ValueError("host costs are real here: --host, --launch-s and the like are for pdvsim run")
     if server.priority == "preemptive":
@@ -81,6 +90,17 @@ def refuse(experiment: Experiment, machine: Machine) -> None:
         raise ValueError(f"{experiment.arch} needs both --draft-path and --target-path")
     if machine.device == "cpu" and server.priority == "partition":
         raise ValueError("--priority partition needs a GPU; the CPU has no multiprocessors to split")
+
+
+def _refuse_elsewhere(experiment: Experiment, machine: Machine) -> None:
+    """Refuse what an engine's own server, one on this machine, cannot be measured with."""
+    server, hardware = experiment.server, experiment.hardware
+    if experiment.sides is not None or hardware.replicas > 1 or experiment.gpus > hardware.tensor_parallel_size:
+        raise ValueError(f"realrun --engine {hardware.engine} starts one server, without a router")
+    if machine.tiny or machine.target_path:
+        raise ValueError("--tiny, --draft-path and --target-path are for realrun's own engine; give --models")
+    if not machine.own_verdict and experiment.speculates and server.drafted_by in LOOKED_UP:
+        raise ValueError(f"--drafter {server.drafted_by} finds nothing in random prompts; --engine pdvsim pins it")
 
 
 def _only_simulated(experiment: Experiment) -> list[tuple[bool, str]]:
@@ -115,6 +135,8 @@ def _refuse_head(experiment: Experiment, machine: Machine) -> None:
 def as_served(experiment: Experiment) -> Experiment:
     """The experiment with the engine's own way of doing what the flags leave open; simulated, it is the same run."""
     server = experiment.server
+    if experiment.hardware.engine not in (None, "pdvsim"):
+        return experiment
     prompts, most = server.max_prompts_per_forward, most_prompts(server.max_num_batched_tokens)
     if (prompts or server.max_num_seqs) > most:
         prompts = most

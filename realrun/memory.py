@@ -8,7 +8,6 @@ of cached blocks are mapped into the page tables of all requests that have them 
 
 from __future__ import annotations
 
-import math
 import os
 from collections import deque
 from collections.abc import Collection, Iterator, Sequence
@@ -291,21 +290,13 @@ class Needs:
 
     def covers(self, other: Needs) -> bool:
         """Return whether what is ready for these needs is ready for the others; with fewer pages admission waits."""
-        (least, most), (other_least, other_most) = self.prompt_tokens, other.prompt_tokens
-        cut, other_cut = (math.inf if n.splits_from is None else n.splits_from for n in (self, other))
+        alike = ("arch", "batched_tokens", "rereads", "looks_up", "packs", "leaves_out")
+        sizes = ("slots", "capacity", "rows", "branches", "prompts", "resumes")
         return (
-            self._kind == other._kind
-            and self.resumes >= other.resumes
-            and all(mine >= theirs for mine, theirs in zip(self._sizes, other._sizes, strict=True))
-            and set(self.draft_lengths) >= set(other.draft_lengths)
-            and least <= other_least
-            and most >= other_most
-            and cut <= other_cut
+            all(getattr(self, name) == getattr(other, name) for name in alike)
+            and all(getattr(self, name) >= getattr(other, name) for name in sizes)
+            and all(set(self.shapes(place)) >= set(other.shapes(place)) for place in places(self.arch))
         )
-
-    @property
-    def _kind(self) -> tuple[Arch, int, bool, bool, bool, bool]:
-        return self.arch, self.batched_tokens, self.rereads, self.looks_up, self.packs, self.leaves_out
 
     @property
     def verify_lengths(self) -> list[int]:
@@ -315,10 +306,6 @@ class Needs:
     def _packed(self, rows: int, k: int) -> list[int]:
         """Tokens that the layers may compute in a verify; 0: all."""
         return [0, *(packed_sizes(rows, k + 1) if self.packs and k else [])]
-
-    @property
-    def _sizes(self) -> tuple[int, ...]:
-        return self.slots, self.capacity, self.rows, self.branches, self.prompts
 
     @property
     def row_buckets(self) -> tuple[int, ...]:

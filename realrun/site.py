@@ -7,7 +7,7 @@ do not end it.
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -22,13 +22,13 @@ from pdvsim.realrun.engine.arch import ModelArchitecture, from_config, headed, p
 from pdvsim.realrun.engine.cache import PAGE
 from pdvsim.realrun.engine.head import Head
 from pdvsim.realrun.engine.model import Transformer
-from pdvsim.realrun.host import RealHost, idle_shares
+from pdvsim.realrun.host import RealHost, host_idle_share
 from pdvsim.realrun.machine import Machine, as_served, refuse
 from pdvsim.realrun.memory import Needs, PagedKv, Slots, available_bytes, pages_that_fit
 from pdvsim.realrun.telemetry import Telemetry, machine_facts
 from pdvsim.realrun.texts import next_turns, prompts, repeated
 from pdvsim.sim.assembly import make_controller, make_planner, profile_of, reuse_of
-from pdvsim.sim.client import Client
+from pdvsim.sim.client import Client, Servers
 from pdvsim.sim.cluster import cached_facts, check_context, check_kv, drawn_verdict
 from pdvsim.sim.config import Experiment, Traffic
 from pdvsim.sim.core import Request, Role
@@ -40,7 +40,7 @@ from pdvsim.sim.hardware.profile import Profile
 from pdvsim.sim.machine.ledger import Ledger
 from pdvsim.sim.policies import own_errors, policy_of
 from pdvsim.sim.policies.base import Context, Policy
-from pdvsim.sim.records import Columns, Log, Result, request_columns
+from pdvsim.sim.records import Columns, Log, Result, request_columns, rows_of
 from pdvsim.sim.run import no_collector
 from pdvsim.sim.specs import HeadSpec, ModelSpec, Pair
 from pdvsim.sim.workload.lookup import lookup_of
@@ -167,7 +167,9 @@ class RealServer:
         latency: dict[Role, CostModel] = {role: predicted.cost_model(model) for role, model in models.items()}
         lookups = None
         vocab, seed = rig.models["target"].arch.spec.vocab, experiment.traffic.seed
-        texts = prompts(requests, vocab, seed, rig.sequences.device)
+        texts = prompts(requests, vocab, seed)
+        on_device = torch.from_numpy(np.concatenate([*texts.values()])).to(rig.sequences.device)
+        tokens = dict(zip(texts, on_device.split([len(text) for text in texts.values()]), strict=True))
         self._next_turns = next_turns(requests)
         if rig.needs.looks_up:
             latency["draft"] = LookupCosts(drafter("ngram", models["target"]))
@@ -180,7 +182,7 @@ class RealServer:
         capacity = min(experiment.hardware.kv_capacity_tokens or held, held)
         kv = PagedKv(capacity, experiment.longest_draft, experiment.paged, self.slots, reuse_of(experiment))
         self.device = CudaGPU(
-            env, host, rig.lanes, kv, texts, ledger, (lambda launch: None) if own else drawn_verdict,
+            env, host, rig.lanes, kv, tokens, ledger, (lambda launch: None) if own else drawn_verdict,
             Telemetry.of(rig.sequences.device), lookups, rig.needs.verify_lengths,
         )  # fmt: skip
         env.sources.append(self.device)
@@ -221,17 +223,6 @@ class RealServer:
         self.on_finish(request)
 
 
-def check_models(models: Mapping[Role, Transformer], archs: Mapping[Role, ModelArchitecture]) -> None:
-    """Refuse models that are not the run's own; their vocabulary may have been cut to that of the other."""
-    for role, model in models.items():
-        wanted, given = archs[role].spec, model.arch.spec
-        if replace(model.arch, spec=replace(given, vocab=wanted.vocab)) != archs[role]:
-            shape = " of another shape" if given.name == wanted.name else ""
-            raise ValueError(f"models[{role!r}] is {given.name}{shape}; this run needs {wanted.name} as {role}")
-    if isinstance(archs.get("draft", archs["target"]).spec, HeadSpec) and [*models] == ["draft"]:
-        raise ValueError("models has a head without its target, but they share weights")
-
-
 def prepare(
     experiment: Experiment,
     machine: Machine,
@@ -250,7 +241,10 @@ def prepare(
     try:
         room = available_bytes(torch.device(machine.device), experiment.hardware.gpu_memory_utilization)
         models = {role: model for role, model in (models or {}).items() if role in archs}
-        check_models(models, archs)
+        for role, model in models.items():  # whose vocabulary may have been cut to that of another
+            given, wanted = model.arch, archs[role]
+            if replace(given, spec=replace(given.spec, vocab=wanted.spec.vocab)) != wanted:
+                raise ValueError(f"models[{role!r}] is {given.spec.name}; this run needs {wanted.spec.name} as {role}")
         pages = pages_that_fit(archs, needs, dtype.itemsize, room, loaded=models.keys())
         needs = Needs.of(experiment, requests, pages)
         models = make_models(archs, machine, needs.capacity, dtype, experiment.traffic.seed, models)
@@ -358,60 +352,70 @@ def serve(
     check_kv(site.context.kv, requests)
     graphs = rig.graphs
     gc.collect()
-    with own_errors(experiment.arch), Lines(len(requests), "requests", quiet) as progress, no_collector():
+    with own_errors(experiment.arch), no_collector():
         site.open()
-        client = Client(env, requests, experiment, site, progress.update)
-        stopped = False
-        try:
-            client.run()
-        except KeyboardInterrupt:
-            stopped = True
+        stopped = send_all(env, requests, experiment, site, quiet)
     site.device.flush()
-    finished = [request for request in requests if request.taken.finish_s >= 0]
-    result = _result(site, finished, machine, rig.graphs - graphs, requests) if finished else None
-    if stopped:
-        raise Interrupted(result, len(requests))
-    assert result is not None
-    return result
+    kv, ledger = site.context.kv, site.device.ledger
+    facts = {
+        "planned_with": site.profile.name,
+        "dtype": str(rig.models["target"].dtype).removeprefix("torch."),
+        "kv_capacity_tokens": kv.capacity_tokens,
+        "kv_peak_tokens": kv.peak_tokens,
+        **cached_facts([kv]),
+        "kv_wanted_tokens": Needs.of(experiment, requests).pages * PAGE,
+        "graphs": rig.graphs,
+        "graphs_captured_late": rig.graphs - graphs,
+        **rig.pace,
+    }
+    if ledger.models:
+        gpu = site.profile.gpu
+        facts |= {"bandwidth_bytes_per_s": gpu.bandwidth_bytes_per_s, "flops_per_s": gpu.flops_per_s}
+    return measured(experiment, machine, requests, site.log, facts, site.device.telemetry, stopped)
 
 
-def _result(site: RealServer, finished: list[Request], machine: Machine, late: int, asked: Sequence[Request]) -> Result:
-    """The finished requests' records, and where they came from."""
-    requests = request_columns(finished)
-    launches, deliveries = site.log.launches.drain(), site.log.deliveries.drain()
-    carried = site.log.launches.carried
+def send_all(env: WallClock, requests: list[Request], experiment: Experiment, servers: Servers, quiet: bool) -> bool:
+    """Send the requests and wait until all are served; returns whether Ctrl-C ended it before."""
+    with Lines(len(requests), "requests", quiet) as progress:
+        try:
+            Client(env, requests, experiment, servers, progress.update).run()
+        except KeyboardInterrupt:
+            return True
+    return False
+
+
+def measured(
+    experiment: Experiment, machine: Machine, asked: Sequence[Request], log: Log, facts: dict[str, Any],
+    telemetry: Telemetry, stopped: bool,
+) -> Result:  # fmt: skip
+    """The finished requests' records, and where they came from; Interrupted with them if the run was stopped."""
+    finished = [request for request in asked if request.taken.finish_s >= 0]
+    if not finished:
+        raise Interrupted(None, len(asked))
+    requests, launches, deliveries = request_columns(finished), log.launches.drain(), log.deliveries.drain()
     by_end = np.argsort(launches["end_s"], kind="stable")
-    launches = {name: column[by_end] for name, column in launches.items()}
-    served = np.isin(deliveries["request"], requests["id"])
-    telemetry = site.device.telemetry
-    meta: dict[str, Any] = {
+    launches, carried = rows_of(launches, by_end), log.launches.carried
+    meta = {
         "clock": "wall",
         "foundation": "measured run",
-        **machine_facts(site.rig.sequences.device),
-        "planned_with": site.profile.name,
+        **machine_facts(torch.device(machine.device)),
         "weights": "checkpoints" if machine.target_path else "random",
         "verdict": "own" if machine.own_verdict else "pinned",
-        "dtype": str(site.rig.models["target"].dtype).removeprefix("torch."),
-        "kv_capacity_tokens": site.context.kv.capacity_tokens,
-        "kv_peak_tokens": site.context.kv.peak_tokens,
-        **cached_facts([site.context.kv]),
-        "kv_wanted_tokens": Needs.of(site.experiment, asked).pages * PAGE,
-        "graphs": site.rig.graphs,
-        "graphs_captured_late": late,
-        "longest_request": site.experiment.traffic.longest_request or 0,  # tokens of a file's; 0: any
-        **site.rig.pace,
-        **idle_shares(launches, requests),
+        "longest_request": experiment.traffic.longest_request or 0,  # tokens of a file's; 0: any
+        **facts,
+        **host_idle_share(launches, requests),
         **telemetry.summary(),
         "telemetry": telemetry.columns(),
     }
-    if site.device.ledger.models:
-        gpu = site.profile.gpu
-        meta |= {"bandwidth_bytes_per_s": gpu.bandwidth_bytes_per_s, "flops_per_s": gpu.flops_per_s}
-    return Result(
-        experiment=site.experiment,
+    served = np.isin(deliveries["request"], requests["id"])
+    result = Result(
+        experiment=experiment,
         requests=requests,
-        deliveries={name: column[served] for name, column in deliveries.items()},
+        deliveries=rows_of(deliveries, served),
         launches=launches,
         meta=meta,
         carried=None if carried is None else [carried[at] for at in by_end],
     )
+    if stopped:
+        raise Interrupted(result, len(asked))
+    return result

@@ -10,7 +10,6 @@ import platform
 from collections.abc import Callable
 from datetime import UTC, datetime
 from time import perf_counter
-from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -39,11 +38,7 @@ class Telemetry:
         if device.type != "cuda":
             return cls(None)
         try:
-            import pynvml  # type: ignore[import-not-found,unused-ignore]
-
-            pynvml.nvmlInit()
-            uuid = str(torch.cuda.get_device_properties(device).uuid)
-            reader = _reader(pynvml, pynvml.nvmlDeviceGetHandleByUUID(f"GPU-{uuid.removeprefix('GPU-')}"))
+            reader = _reader(*nvml_of(device))
             reader()
         except Exception:  # not installed, or a driver that refuses: a run without it is still a run
             return cls(None)
@@ -81,7 +76,16 @@ class Telemetry:
         return {"telemetry_samples": len(self._rows), "telemetry_cost_s": self.cost_s, **means}
 
 
-def _reader(nvml: ModuleType, handle: Any) -> Callable[[], tuple[float, ...]]:
+def nvml_of(device: torch.device) -> tuple[Any, Any]:
+    """NVML's Python binding and its handle of the device; an error if it is not installed or the driver refuses."""
+    import pynvml  # type: ignore[import-not-found,unused-ignore]
+
+    pynvml.nvmlInit()
+    uuid = str(torch.cuda.get_device_properties(device).uuid).removeprefix("GPU-")
+    return pynvml, pynvml.nvmlDeviceGetHandleByUUID(f"GPU-{uuid}")
+
+
+def _reader(nvml: Any, handle: Any) -> Callable[[], tuple[float, ...]]:
     def read() -> tuple[float, ...]:
         busy = nvml.nvmlDeviceGetUtilizationRates(handle)
         return (
@@ -97,13 +101,23 @@ def _reader(nvml: ModuleType, handle: Any) -> Callable[[], tuple[float, ...]]:
     return read
 
 
+def device_name(device: torch.device) -> str:
+    """The card, or the kind of CPU."""
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else f"CPU {platform.machine()}"
+
+
+def now() -> str:
+    """The date and time, UTC."""
+    return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
 def machine_facts(device: torch.device) -> dict[str, Any]:
     """Return the device and versions of a run, and its date."""
     return {
-        "gpu": torch.cuda.get_device_name(device) if device.type == "cuda" else f"CPU {platform.machine()}",
+        "gpu": device_name(device),
         "gpus": 1,
         "torch": torch.__version__,
         "cuda": torch.version.cuda,
         "python": platform.python_version(),
-        "measured_at": datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
+        "measured_at": now(),
     }

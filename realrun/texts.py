@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
-import torch
+from numpy.typing import NDArray
 
 from pdvsim.sim.core import Request
 
 
-def prompts(requests: Sequence[Request], vocab: int, seed: int, device: torch.device) -> dict[int, torch.Tensor]:
-    """Random prompts, on the device before the clock starts. Those of a conversation lack the answers."""
+def prompts(requests: Sequence[Request], vocab: int, seed: int) -> dict[int, NDArray[np.int32]]:
+    """Random prompts. Those of a conversation lack the answers."""
     lengths = [request.prompt_tokens for request in requests]
     values = np.random.default_rng([seed, 11]).integers(0, vocab, sum(lengths), dtype=np.int32)
     ends = np.cumsum(lengths).tolist()
@@ -22,8 +22,7 @@ def prompts(requests: Sequence[Request], vocab: int, seed: int, device: torch.de
             if end > start:
                 tokens = np.random.default_rng([seed, 12, text]).integers(0, vocab, end - start, dtype=np.int32)
                 values[first + start : first + end], start = tokens, end
-    flat = torch.from_numpy(values).to(device)
-    return {r.id: flat[end - r.prompt_tokens : end] for r, end in zip(requests, ends, strict=True)}
+    return {r.id: values[end - r.prompt_tokens : end] for r, end in zip(requests, ends, strict=True)}
 
 
 def next_turns(requests: Sequence[Request]) -> dict[int, Request]:

@@ -8,7 +8,9 @@ from pathlib import Path
 
 from pdvsim.sim.config import Experiment, Hardware, Server
 from pdvsim.sim.core import LOOKED_UP, Role
-from pdvsim.sim.hardware.composed import TABLES, engine_profile, tables_file
+from pdvsim.sim.engines import ENGINES
+from pdvsim.sim.engines.profiles import TABLES, engine_profile, padded, serving, tables_file
+from pdvsim.sim.hardware.composed import ComposedProfile
 from pdvsim.sim.hardware.contention import Sharing
 from pdvsim.sim.hardware.costs import CostModel
 from pdvsim.sim.hardware.host import HostTimes
@@ -52,7 +54,11 @@ def card_profile(hardware: Hardware, card: str) -> Profile:
 def covered(profile: Profile, experiment: Experiment) -> Profile:
     """The profile with the models that an experiment runs, predicted where it lacks them."""
     pair = experiment.pair if experiment.speculates else Pair(experiment.pair.target, experiment.pair.target)
-    return profile.covering(pair, link_of(experiment)).padded(experiment.hardware.padding)
+    if isinstance(profile, ComposedProfile):
+        kind = experiment.server.drafted_by if experiment.speculates else "none"
+        profile = serving(profile, kind, experiment.server.async_scheduling)
+    whole, padding = profile.covering(pair, link_of(experiment)), experiment.hardware.padding
+    return whole if padding == "profile" else padded(whole, padding)
 
 
 def covering_profile(experiment: Experiment) -> Profile:
@@ -88,23 +94,6 @@ def models_of(experiment: Experiment) -> list[ModelSpec]:
     return [pair.draft, pair.target] if experiment.speculates and not pair.draft.on_host else [pair.target]
 
 
-def host_times(experiment: Experiment, profile: Profile) -> HostTimes:
-    """The host's costs: the experiment's own figures, else the profile's."""
-    host, measured = experiment.host, profile.host
-    return HostTimes(
-        launch_s=measured.launch_s if host.launch_s is None else host.launch_s,
-        completion_s=measured.completion_s if host.completion_s is None else host.completion_s,
-        handoff_s=measured.handoff_s if host.handoff_s is None else host.handoff_s,
-        idle_poll_s=host.idle_poll_s,
-        idle_poll_cost_s=host.idle_poll_cost_s,
-        notify_s=host.notify_s,
-        row_s=measured.row_s if host.completion_s is None else 0.0,
-        join_s=measured.join_s if host.launch_s is None else 0.0,
-        request_s=measured.request_s,
-        prompt_token_s=measured.prompt_token_s,
-    )
-
-
 def make_controller(settings: Server, planner: Planner) -> Controller:
     """The draft-length controller that the settings name."""
     if settings.controller == "feedback":
@@ -129,7 +118,7 @@ def make_planner(
         models,
         Sharing(experiment.hardware.contention, experiment.server.priority, profile.contention),
         profile.gpu.peak,
-        host_times(experiment, profile),
+        HostTimes.of(experiment.host, profile.host),
         lanes=policy.hands_over(),
         remote=remote,
         lookup=lookup_of(experiment.server.drafted_by, experiment.acceptance),
@@ -214,9 +203,12 @@ class ServerParts:
 
     @cached_property
     def settings(self) -> Server:
-        """The server's settings, scheduled as the chosen engine does."""
-        server, separate = self.experiment.server, self.experiment.hardware.predicted_engine == "sglang"
-        return server if server.separate_prefill == separate else replace(server, separate_prefill=separate)
+        """The server's settings, scheduled as the chosen engine does: only pdvsim's launches drafts early."""
+        server, engine = self.experiment.server, ENGINES[self.experiment.hardware.predicted_engine]
+        early = server.async_scheduling if engine.name == "pdvsim" else None
+        if (server.separate_prefill, server.async_scheduling) == (engine.separate_prefill, early):
+            return server
+        return replace(server, separate_prefill=engine.separate_prefill, async_scheduling=early)
 
     @cached_property
     def planner(self) -> Planner:

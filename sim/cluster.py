@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -12,11 +12,12 @@ from typing import Any, TypeVar
 import numpy as np
 from simpy.events import Event
 
-from pdvsim.sim.assembly import ServerParts, host_times, link_of, make_controller, models_of, side_profile
+from pdvsim.sim.assembly import ServerParts, link_of, make_controller, models_of, side_profile
 from pdvsim.sim.config import SHARDED, Experiment, Sides
 from pdvsim.sim.core import LOOKED_UP, Request
+from pdvsim.sim.engines import ENGINES
 from pdvsim.sim.hardware.contention import Sharing
-from pdvsim.sim.hardware.host import SimulatedHost, WatchedHost
+from pdvsim.sim.hardware.host import HostTimes, SimulatedHost, WatchedHost
 from pdvsim.sim.hardware.links import LINKS, Fabric
 from pdvsim.sim.hardware.profile import Profile
 from pdvsim.sim.machine.batch import Launch
@@ -34,7 +35,6 @@ from pdvsim.sim.records import Log
 from pdvsim.sim.specs import ModelSpec
 
 AnyPolicy = TypeVar("AnyPolicy", bound=Policy)
-WAITING_WEIGHT = 4  # running requests that count as much as one that waits, in vLLM's choice of a rank
 UNEVEN = 64  # requests that a prefix-aware router lets one server have more than another, or half as many again
 
 
@@ -54,7 +54,7 @@ def shipping_of(experiment: Experiment, sides: Sides, fabric: Fabric, handover_s
         windows=() if experiment.traffic.shares else windows_of(models),
         state_bytes=ports * sum(model.kept_bytes for model in models),
         drafter=drafter,
-        first_token=hardware.predicted_engine in ("sglang", "trtllm"),
+        first_token=ENGINES[hardware.predicted_engine].sends_first_token,
         handover_s=handover_s,
     )
 
@@ -127,10 +127,10 @@ class Cluster:
         self._turn = 0
         self._next_rank = [0] * experiment.hardware.replicas  # by replica
         self._rng = np.random.default_rng([experiment.traffic.seed, 7])
-        self._host_times = host_times(experiment, profile)
+        self._host_times = HostTimes.of(experiment.host, profile.host)
         self._read_at_s = 0.0  # when the host has read all requests that arrived
         # requests that were sent together do not arrive together: equal ones would finish in one step for ever
-        self._lateness = np.random.default_rng([experiment.traffic.seed, 8])
+        self._late_s = _drawn(np.random.default_rng([experiment.traffic.seed, 8]), 2 * self._host_times.request_s)
         for replica in range(experiment.hardware.replicas):
             if experiment.sides is None:
                 ranks = self._ranks(replica)
@@ -269,8 +269,7 @@ class Cluster:
         times = self._host_times
         if times.request_s or times.prompt_token_s:
             self._read_at_s = max(self.env.now, self._read_at_s) + times.prompt_token_s * request.prompt_tokens
-            late_s = self._lateness.uniform(0, 2 * times.request_s)
-            arrived = self.env.at(self._read_at_s + late_s, Event(self.env), first=True)
+            arrived = self.env.at(self._read_at_s + next(self._late_s), Event(self.env), first=True)
             arrived.callbacks.append(lambda _: self.route(request).submit(request))
         else:
             self.route(request).submit(request)
@@ -295,16 +294,11 @@ class Cluster:
         return fronts[0] if len(fronts) == 1 else self._rank(at, [rank for rank in fronts if isinstance(rank, Policy)])
 
     def _rank(self, replica: int, ranks: Sequence[Policy]) -> Policy:
-        """The rank that takes a request, as engines deal them by default.
-
-        vLLM: the rank with the least sum of running and four times waiting requests. TensorRT-LLM: the one with the
-        fewest requests. SGLang: each in turn.
-        """
-        engine, first = self.experiment.hardware.predicted_engine, self._next_rank[replica]
-        if engine != "sglang":
-            waits = 1 if engine == "trtllm" else WAITING_WEIGHT
+        """The rank that takes a request, as engines deal them by default: the least loaded, or each in turn."""
+        weight, first = ENGINES[self.experiment.hardware.predicted_engine].waiting_weight, self._next_rank[replica]
+        if weight is not None:
             turns = [*range(first, len(ranks)), *range(first)]  # of equal ones not always the same
-            first = min(turns, key=lambda i: ranks[i].in_flight + waits * len(ranks[i].waiting))
+            first = min(turns, key=lambda i: ranks[i].in_flight + weight * len(ranks[i].waiting))
         self._next_rank[replica] = (first + 1) % len(ranks)
         return ranks[first]
 
@@ -346,6 +340,12 @@ class Cluster:
             }
             for source, target in ways
         }
+
+
+def _drawn(rng: np.random.Generator, most: float) -> Iterator[float]:
+    """Numbers from 0 to `most`, drawn many together: a call for each would take ten times as long."""
+    while True:
+        yield from rng.uniform(0, most, 256).tolist()
 
 
 def tier_facts(caches: Sequence[KvCache]) -> dict[str, float]:

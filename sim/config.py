@@ -14,10 +14,10 @@ from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
-from pdvsim.sim.core import LOOKED_UP, Placement
+from pdvsim.sim.core import LOOKED_UP, Contention, Placement, Priority
 from pdvsim.sim.hardware.models import HEADS, CannotShard, is_config, shard, unquantised
 from pdvsim.sim.hardware.models import pair as named_pair
-from pdvsim.sim.hardware.options import RANKED, SHARDED, Contention, Hardware, Host, Priority
+from pdvsim.sim.hardware.options import RANKED, SHARDED, Hardware, Host
 from pdvsim.sim.limits import MAX_REQUESTS, Internal, Range, check, check_ranges, hints_of
 from pdvsim.sim.policies import archs_where, base_arch, file_of, policy_of
 from pdvsim.sim.policies.options import ControllerName, KvPolicy, Server
@@ -254,7 +254,7 @@ class Experiment:
     @property
     def files(self) -> tuple[str, ...]:
         """The files it reads; of a tokenizer's folder all but weights, which may lie there too."""
-        profile = None if self.hardware.profile == "roofline" else self.hardware.profile
+        fitted = (None if self.hardware.profile == "roofline" else self.hardware.profile), self.hardware.machine
         cards = {card: None for card in (self.hardware.gpu, *self.hardware.cards) if card.endswith(".toml")}
         models = map(unquantised, self.server.pair.split(":")[0 if self.server.drafted_by == "model" else 1 :])
         configs = [f"{name}/config.json" if Path(name).is_dir() else name for name in models if is_config(name)]
@@ -262,7 +262,7 @@ class Experiment:
         paths = folder.iterdir() if folder is not None and folder.is_dir() else ()
         tokenizer = sorted(str(path) for path in paths if path.is_file() and path.suffix not in WEIGHTS)
         inputs = (file_of(self.arch), self.traffic.dataset_path, self.acceptance.acceptance_trace)
-        named = (*inputs, profile, *cards, *configs, *tokenizer)
+        named = (*inputs, *fitted, *cards, *configs, *tokenizer)
         return tuple(path for path in named if path is not None)
 
     @property

@@ -11,7 +11,9 @@ from typing import Any, Literal, NamedTuple
 Role = Literal["draft", "target"]
 Kind = Literal["prefill", "draft", "verify", "decode", "ahead"]
 ServingEngine = Literal["pdvsim", "vllm", "sglang", "trtllm"]
-DrafterKind = Literal["model", "pard", "eagle3", "p-eagle", "dflash", "mtp", "ngram", "suffix", "none"]
+Priority = Literal["none", "stream", "dynamic", "preemptive", "partition"]  # of lanes on one GPU
+Contention = Literal["fluid", "serial", "max"]  # how streams share a GPU
+DrafterKind = Literal["model", "pard", "eagle3", "p-eagle", "dflash", "dspark", "mtp", "ngram", "suffix", "none"]
 LOOKED_UP: tuple[DrafterKind, ...] = ("ngram", "suffix")  # by the host, in tokens: no model drafts
 
 # what a prompt consists of, as (end in tokens, number of the text): the last text goes on through the answer. A number

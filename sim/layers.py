@@ -106,6 +106,17 @@ class SlidingWindow:
 
 
 @dataclass(frozen=True, slots=True)
+class Cache:
+    """A KV cache of so many layers: what a token adds to it in each, and what a query token computes with that."""
+
+    layers: int
+    bytes: float
+    flops: int
+    within: bool = False  # read of tokens within reach only
+    leaves: bool = False  # and no longer kept beyond
+
+
+@dataclass(frozen=True, slots=True)
 class Sparse:
     """Layers whose queries attend to `tokens` that an indexer selects. It scores all cached tokens by keys of its own.
 
@@ -164,14 +175,15 @@ class Compressed:
         """Return the bytes of an entry of the indexer: in 8 bits with a scale of four bytes."""
         return self.index_dim * item + (4 if item == 1 else 0)
 
-    def selected_bytes(self, item: int) -> float:
-        """Return the bytes that a token adds to the entries of the selecting layers."""
-        return self.selecting * self.entry_bytes(item) / self.ratio
-
-    def token_bytes(self, item: int) -> float:
-        """Return the bytes that a token adds to the entries of all layers, and to the index."""
-        index = self.selecting * self.index_bytes(item) / self.ratio
-        return self.selected_bytes(item) + index + self.whole * self.entry_bytes(item) / self.wide_ratio
+    def caches(self, item: int, flops: int) -> list[Cache]:
+        """The entries of the selecting layers, their index, and the entries of HCA; `flops` are of an entry."""
+        entry, scored = self.entry_bytes(item), 2 * self.index_heads * self.index_dim
+        csa, hca = self.selecting, self.whole
+        return [
+            Cache(1, csa * entry / self.ratio, csa * flops // self.ratio, within=True),
+            Cache(1, csa * self.index_bytes(item) / self.ratio, csa * scored // self.ratio),
+            Cache(1, hca * entry / self.wide_ratio, hca * flops // self.wide_ratio),
+        ]
 
     def window_bytes(self, item: int) -> int:
         """The windows of a request, in all layers."""
@@ -182,15 +194,6 @@ class Compressed:
         """Bytes that compressors keep of the last tokens: keys and gates in 32 bits, twice if groups overlap."""
         csa = 2 * self.ratio * 2 * 2 * (self.head_dim + self.index_dim)
         return 4 * (self.selecting * csa + self.whole * self.wide_ratio * 2 * self.head_dim)
-
-    def scored(self, layer_flops: int) -> tuple[int, int]:
-        """Flops of one query token per token of context in all layers, and of these those of what is selected.
-
-        `layer_flops`: of one query token and one entry.
-        """
-        selected = self.selecting * layer_flops // self.ratio
-        index = self.selecting * 2 * self.index_heads * self.index_dim // self.ratio
-        return selected + index + self.whole * layer_flops // self.wide_ratio, selected
 
     def products(self, hidden: int, heads: int) -> tuple[tuple[int, int], ...]:
         """Inputs and outputs of what all layers have: queries and the entry; output, by groups of heads."""

@@ -20,6 +20,7 @@ from typing import NamedTuple
 
 from pdvsim.sim.config import BY_SEED, DEFAULTS, TRACES, Experiment, Hardware, Scoring, Server, Traffic
 from pdvsim.sim.core import LOOKED_UP
+from pdvsim.sim.engines import ENGINES
 from pdvsim.sim.hardware.cards import NO_NVLINK
 from pdvsim.sim.hardware.models import gpu, pair, same_vocabulary
 from pdvsim.sim.hardware.names import Doubt, Note
@@ -75,6 +76,15 @@ def _offloads(e: Experiment) -> bool:
     return cached and policy_of(e.arch).workers == "lanes"
 
 
+def _schedules(e: Experiment) -> bool:
+    if "async_scheduling" not in policy_of(e.arch).options and e.arch != "autoregressive":
+        return False
+    if e.hardware.predicted_engine == "pdvsim":
+        return e.arch != "autoregressive" and e.has_drafter and e.server.drafted_by not in LOOKED_UP
+    kind = e.server.drafted_by if e.speculates else "none"
+    return ENGINES[e.hardware.predicted_engine].can_schedule(kind, e.server.async_scheduling is True)
+
+
 _SERVING: NeedRows = (
     ("tokenizer", lambda e: e.traffic.dataset_name in ("sharegpt", "custom") and e.traffic.dataset_path is not None,
      "--dataset-name sharegpt or custom, and --dataset-path"),
@@ -109,9 +119,8 @@ _SERVING: NeedRows = (
     ("max_prompts_per_forward", lambda e: policy_of(e.arch).workers == "lanes",
      "an architecture that prefills several prompts per forward"),
     ("async_scheduling",
-     lambda e: "async_scheduling" in policy_of(e.arch).options and e.has_drafter
-     and e.server.drafted_by not in LOOKED_UP and e.hardware.predicted_engine == "pdvsim",
-     "--arch colocated or pd, a drafter on the GPU, and --engine pdvsim (others schedule as they do)"),
+     _schedules, "--arch colocated or pd, and --engine pdvsim with a drafter on the GPU; or --engine vllm, where it is "
+     "on only without draft models, n-gram and suffix drafts"),
 )  # fmt: skip
 _HARDWARE: NeedRows = (
     ("priority", _priority_acts, f"{_STREAMS[1]} and --contention fluid (none, dynamic: or serial)"),

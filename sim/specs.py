@@ -6,15 +6,16 @@ Units are in the names: `_bytes` bytes, `tokens` tokens. Rates are per second.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
 
-from pdvsim.sim.layers import Compressed, Experts, Latent, SlidingWindow, Sparse, State
+from pdvsim.sim.layers import Cache, Compressed, Experts, Latent, SlidingWindow, Sparse, State
+from pdvsim.sim.limits import Range
 
 ModelFamily = Literal[
     "llama", "mistral", "qwen2", "qwen3", "phi3", "gemma", "gemma2", "gemma3", "cohere", "gpt_oss", "deepseek", "glm4",
-    "llama4", "minimax", "nemotron", "kimi", "mimo", "gemma4", "lightning",
+    "llama4", "minimax", "nemotron", "kimi", "mimo", "gemma4", "lightning", "apertus",
 ]  # fmt: skip
-HeadKind = Literal["eagle3", "mtp", "p-eagle", "dflash"]
+HeadKind = Literal["eagle3", "mtp", "p-eagle", "dflash", "dspark"]
 DFLASH_STATES = 5  # hidden states of a target that a DFlash head fuses
 COMPRESSED_BLOCK = 256  # tokens of a block of compressed attention in vLLM
 
@@ -260,11 +261,6 @@ class ModelSpec:
         return self.layers + self.mlp_layers
 
     @property
-    def windowed_layers(self) -> int:
-        """Layers that attend to a window."""
-        return 0 if self.window is None else self.window.layers
-
-    @property
     def state_layers(self) -> int:
         """Layers that keep a state."""
         return 0 if self.state is None else self.state.layers
@@ -277,7 +273,7 @@ class ModelSpec:
     @property
     def attending_layers(self) -> int:
         """Layers whose keys and values of the whole context are kept."""
-        return self.caching_layers - self.windowed_layers
+        return self.caching_layers - (0 if self.window is None else self.window.layers)
 
     @property
     def reach(self) -> int | None:
@@ -295,44 +291,64 @@ class ModelSpec:
     @property
     def kv_layer_bytes(self) -> int:
         """Bytes that a token adds to the KV cache of a layer without a window."""
-        item = self.kv_item_bytes
         if self.latent is not None:
-            return (self.latent.kv_rank + self.latent.rope_dim) * item
-        return self.kv_heads * (self.head_dim + (self.value_dim or self.head_dim)) * item
+            return (self.latent.kv_rank + self.latent.rope_dim) * self.kv_item_bytes
+        return self._cached_bytes(self.kv_heads, self.head_dim)
+
+    def _cached_bytes(self, kv_heads: int, head_dim: int) -> int:
+        return kv_heads * (head_dim + (self.value_dim or head_dim)) * self.kv_item_bytes
+
+    def _pair_flops(self, head_dim: int) -> int:
+        return 2 * self.heads * (head_dim + (self.value_dim or head_dim))
+
+    @property
+    def caches(self) -> list[Cache]:
+        """The layers that have a KV cache, by what they read of it."""
+        item, flops = self.kv_item_bytes, self._pair_flops(self.head_dim)
+        if self.latent is not None:
+            flops = 2 * self.heads * (2 * self.latent.kv_rank + self.latent.rope_dim)
+        if self.compressed is not None:
+            return self.compressed.caches(item, flops)
+        whole, caches = self.attending_layers, []
+        if (sparse := self.sparse) is not None:
+            whole -= sparse.layers
+            caches.append(Cache(sparse.layers, self.kv_layer_bytes, flops, within=True))
+            caches.append(Cache(sparse.scans, sparse.index_bytes, sparse.flops_per_pair))
+        if (window := self.window) is not None:
+            head_dim, kv_heads = window.head_dim or self.head_dim, window.kv_heads or self.kv_heads
+            of_token = self._cached_bytes(kv_heads, head_dim), self._pair_flops(head_dim)
+            caches.append(Cache(window.layers, *of_token, within=True, leaves=True))
+        return [Cache(whole, self.kv_layer_bytes, flops), *caches]
 
     @property
     def window_bytes_per_token(self) -> int:
         """Bytes that a token adds to the KV cache of the layers with a window, while it is within."""
-        if (window := self.window) is None:
-            return 0
-        item, head_dim = self.kv_item_bytes, window.head_dim or self.head_dim
-        return window.layers * (window.kv_heads or self.kv_heads) * (head_dim + (self.value_dim or head_dim)) * item
+        return round(sum(cache.layers * cache.bytes for cache in self.caches if cache.leaves))
 
     @property
     def kv_bytes_per_token(self) -> int:
         """KV cache held, and read by every later forward, per token of context within all windows."""
-        if self.compressed is not None:
-            return round(self.compressed.token_bytes(self.kv_item_bytes))
-        index = 0 if self.sparse is None else round(self.sparse.scans * self.sparse.index_bytes)
-        return self.attending_layers * self.kv_layer_bytes + self.window_bytes_per_token + index
+        return round(sum(cache.layers * cache.bytes for cache in self.caches))
 
     @property
     def bounded_bytes_per_token(self) -> int:
         """The bytes of these that are read of tokens within reach only."""
-        if self.compressed is not None:
-            return round(self.compressed.selected_bytes(self.kv_item_bytes))
-        selected = 0 if self.sparse is None else self.sparse.layers * self.kv_layer_bytes
-        return self.window_bytes_per_token + selected
+        return round(sum(cache.layers * cache.bytes for cache in self.caches if cache.within))
+
+    @property
+    def attention_flops_per_pair(self) -> int:
+        """Flops of one query token against one context token within all windows, over all layers."""
+        return sum(cache.layers * cache.flops for cache in self.caches)
+
+    @property
+    def bounded_flops_per_pair(self) -> int:
+        """The operations of these for tokens within reach only."""
+        return sum(cache.layers * cache.flops for cache in self.caches if cache.within)
 
     @property
     def state_bytes(self) -> int:
         """Bytes of one state of a request, in all layers that keep one."""
         return 0 if self.state is None else self.state.layers * self.state.bytes
-
-    @property
-    def state_flops(self) -> int:
-        """Operations of one token in these layers."""
-        return 0 if self.state is None else self.state.layers * self.state.flops
 
     @property
     def kept_bytes(self) -> int:
@@ -356,9 +372,9 @@ class ModelSpec:
     @property
     def row_flops(self) -> int:
         """Operations of one token whatever its context: of states, or of windows."""
-        if (own := self.compressed) is None:
-            return self.state_flops
-        return own.layers * own.window * self._layer_flops_per_pair
+        if (own := self.compressed) is not None:
+            return own.layers * own.window * self._pair_flops(self.head_dim)
+        return 0 if self.state is None else self.state.layers * self.state.flops
 
     @property
     def snapshot_tokens(self) -> int:
@@ -366,35 +382,6 @@ class ModelSpec:
         if self.compressed is not None:
             return COMPRESSED_BLOCK
         return 0 if self.state is None else self.state.snapshot_tokens(self.kv_layer_bytes)
-
-    @property
-    def attention_flops_per_pair(self) -> int:
-        """Flops of one query token against one context token within all windows, over all layers."""
-        if self.compressed is not None:
-            return self.compressed.scored(self._layer_flops_per_pair)[0]
-        index = 0 if self.sparse is None else self.sparse.scans * self.sparse.flops_per_pair
-        return self.attending_layers * self._layer_flops_per_pair + self._window_flops_per_pair + index
-
-    @property
-    def bounded_flops_per_pair(self) -> int:
-        """The operations of these for tokens within reach only."""
-        if self.compressed is not None:
-            return self.compressed.scored(self._layer_flops_per_pair)[1]
-        selected = 0 if self.sparse is None else self.sparse.layers * self._layer_flops_per_pair
-        return self._window_flops_per_pair + selected
-
-    @property
-    def _layer_flops_per_pair(self) -> int:
-        if self.latent is not None:
-            return 2 * self.heads * (2 * self.latent.kv_rank + self.latent.rope_dim)
-        return 2 * self.heads * (self.head_dim + (self.value_dim or self.head_dim))
-
-    @property
-    def _window_flops_per_pair(self) -> int:
-        if (window := self.window) is None:
-            return 0
-        head_dim = window.head_dim or self.head_dim
-        return 2 * window.layers * self.heads * (head_dim + (self.value_dim or head_dim))
 
 
 @dataclass(frozen=True, slots=True)
@@ -406,7 +393,8 @@ class HeadSpec(ModelSpec):
     draft vocabulary. P-EAGLE (arXiv 2602.01469) is the same with further plain layers, and drafts in parallel. MTP (as
     in DeepSeek-V3 and MiMo): in every forward a product joins state and embedding, and the output projection is the
     target's. DFlash (arXiv 2602.06036): plain layers draft a block in parallel, with keys and values of five fused
-    hidden states of the target, and with its output projection. Embeddings are the target's.
+    hidden states of the target, and with its output projection. DSpark (arXiv 2607.05147) is the same with a small
+    sequential head, of which only the engine's time per forward is modelled. Embeddings are the target's.
     """
 
     kind: HeadKind = "eagle3"
@@ -434,7 +422,8 @@ class HeadSpec(ModelSpec):
 
     @property
     def fused_inputs(self) -> int:
-        return {"mtp": 0, "dflash": DFLASH_STATES * self.hidden}.get(self.kind, 3 * self.hidden)
+        blocks = dict.fromkeys(("dflash", "dspark"), DFLASH_STATES * self.hidden)
+        return ({"mtp": 0} | blocks).get(self.kind, 3 * self.hidden)
 
     @property
     def params(self) -> int:
@@ -448,12 +437,12 @@ class GpuSpec:
     """What a card can do at most. `measured` says whether the two rates were measured or are a data sheet's."""
 
     name: str
-    bandwidth_bytes_per_s: float
-    flops_per_s: float
-    memory_bytes: float
+    bandwidth_bytes_per_s: Annotated[float, Range(1e9, 1e14)]  # one unit off by a thousand falls outside
+    flops_per_s: Annotated[float, Range(1e12, 1e17)]
+    memory_bytes: Annotated[float, Range(1e9, 4e12)]
     source: str
     measured: bool
-    sms: int | None = None  # multiprocessors; None: not known
+    sms: Annotated[int, Range(1, 1024)] | None = None  # multiprocessors; None: not known
 
     @property
     def peak(self) -> tuple[float, float]:

@@ -3,7 +3,7 @@
     python studies/aiconfigurator_estimates.py [FOLDER]
 
 Runs in an environment of its own with `pip install aiconfigurator==0.12.0`; about a second per row. FOLDER is
-`calibration/data/silicon`, whose `rows.csv` and `apart.csv` it reads and whose `aiconfigurator.csv` it continues: rows
+`calibration/data/silicon`, whose `rows.csv` it reads and whose `aiconfigurator.csv` it continues: rows
 that are there are not estimated again, so it can be stopped at any time. The version of the row's engine is tried
 first, then the newest that it has tables of. Measured times are not read.
 
@@ -41,40 +41,46 @@ Row = dict[str, str]
 
 def wanted(row: Row) -> bool:
     """Held-out rows of servers whose layout is known and that do not draft."""
-    workers = "prefill_workers" not in row or (row["prefill_workers"] != "0" and row["drafts"] == "none")
-    sizes = int(row.get("tensor_parallel", "1")) in (1, 2, 4, 8)
+    workers = not is_apart(row) or (row["prefill_workers"] != "0" and row["drafts"] == "none")
+    sizes = is_apart(row) or int(row["tensor_parallel"]) in (1, 2, 4, 8)
     return workers and sizes and row["concurrency"] != "0" and zlib.crc32(row["id"].encode()) % 3 == 0
+
+
+def is_apart(row: Row) -> bool:
+    """Return whether its prefill has GPUs of its own."""
+    return bool(row["prefill_workers"])
 
 
 def spread(row: Row) -> bool:
     """Return whether it has expert or data parallelism, on the same GPUs for all."""
-    return any(row.get(name, "1") != "1" for name in ("data_parallel", "expert_parallel"))
+    return not is_apart(row) and any(row[name] != "1" for name in ("data_parallel", "expert_parallel"))
 
 
 def place(row: Row) -> tuple[int, int]:
     """Expert and data parallelism first, then prefill apart; each in an order that is random but always the same."""
-    return 0 if spread(row) else 1 if "prefill_workers" in row else 2, zlib.crc32(row["id"].encode())
+    return 0 if spread(row) else 1 if is_apart(row) else 2, zlib.crc32(row["id"].encode())
 
 
 def shape(row: Row) -> dict[str, object]:
     """Its lengths, batch and GPUs as AIConfigurator's arguments."""
     sizes: dict[str, object] = {"isl": int(row["tokens_in"]), "osl": int(row["tokens_out"])}
     load = int(row["concurrency"])
-    if "prefill_workers" not in row:
-        return sizes | gpus(row, "") | {"batch_size": max(1, load // int(row["data_parallel"]))}
+    if not is_apart(row):
+        return sizes | gpus(row) | {"batch_size": max(1, load // int(row["data_parallel"]))}
     sizes["mode"] = "disagg"
     for side in SIDES:
-        sizes |= gpus(row, side) | {f"{side}_num_workers": int(row[f"{side}_workers"])}
-    ranks = int(row["decode_workers"]) * int(row["decode_data_parallel"])
+        of_side = "prefill_" if side == "prefill" else ""
+        sizes |= {f"{side}_{name}": size for name, size in gpus(row, of_side).items()}
+        sizes[f"{side}_num_workers"] = int(row[f"{of_side}workers"])
+    ranks = int(row["workers"]) * int(row["data_parallel"])
     return sizes | {"prefill_batch_size": 1, "decode_batch_size": max(1, round(load / ranks))}
 
 
-def gpus(row: Row, side: str) -> dict[str, object]:
-    prefix = f"{side}_" if side else ""
-    tensor, ranks, experts = (int(row[f"{prefix}{kind}_parallel"]) for kind in ("tensor", "data", "expert"))
-    sizes: dict[str, object] = {f"{prefix}tp_size": tensor, f"{prefix}pp_size": 1, f"{prefix}attention_dp_size": ranks}
+def gpus(row: Row, side: str = "") -> dict[str, object]:
+    tensor, ranks, experts = (int(row[f"{side}{kind}_parallel"]) for kind in ("tensor", "data", "expert"))
+    sizes: dict[str, object] = {"tp_size": tensor, "pp_size": 1, "attention_dp_size": ranks}
     if not any(name in row["model"] for name in DENSE):
-        sizes |= {f"{prefix}moe_tp_size": tensor * ranks // experts, f"{prefix}moe_ep_size": experts}
+        sizes |= {"moe_tp_size": tensor * ranks // experts, "moe_ep_size": experts}
     return sizes
 
 
@@ -120,10 +126,9 @@ def main() -> None:
     perf_database.get_supported_databases = cache(perf_database.get_supported_databases)
     logging.disable(logging.CRITICAL)
     folder = Path(sys.argv[1] if len(sys.argv) > 1 else "calibration/data/silicon")
-    path, rows = folder / "aiconfigurator.csv", []
-    for name in ("rows.csv", "apart.csv"):
-        with (folder / name).open(newline="") as file:
-            rows += [row for row in csv.DictReader(file) if wanted(row)]
+    path = folder / "aiconfigurator.csv"
+    with (folder / "rows.csv").open(newline="") as file:
+        rows = [row for row in csv.DictReader(file) if wanted(row)]
     known = set()
     if path.exists():
         with path.open(newline="") as file:

@@ -41,7 +41,7 @@ if TYPE_CHECKING:
 DATA_SHEET_BANDWIDTH, DATA_SHEET_FLOPS = 4.8e12, 989.4e12  # H200 SXM, "NVIDIA H200 Tensor Core GPU" data sheet, 2024
 ENGINE = EngineLimits(SMALL_TOKENS, SMALL_BYTES, ROW_BUCKETS, CHUNK_BUCKETS)
 # holds 95% of |log(predicted / published)| over the layers of Vidur's A100 and H100 files, predicted from the cards'
-# data sheets alone: `python studies/vidur.py DIR a100-80gb,h100-sxm` prints it
+# data sheets alone
 CARD_BAR = 0.22
 
 START = Coefficients(

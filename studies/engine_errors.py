@@ -1,9 +1,9 @@
-"""Errors of the engines' profiles on held-out rows, as `sim/hardware/data/engines/steps.json` has them.
+"""Errors of the engines' profiles on held-out rows, as `ERRORS` in the files of `sim/engines` has them.
 
     pdvsim validate --silicon all --held-out --json > held.json
-    python studies/engine_errors.py held.json [sim/hardware/data/engines/steps.json]
+    python studies/engine_errors.py held.json
 
-Prints them by engine and card, and over all cards of an engine (`any`); with a second file, writes them there.
+Prints them by engine and card, and over all cards of an engine (`any`).
 """
 
 import json
@@ -37,9 +37,6 @@ def main() -> None:
         parts["any"] = own
         errors[engine] = {card: errors_of(group) for card, group in parts.items() if len(group) >= LEAST_ROWS}
     print(json.dumps(errors, indent=1))
-    if len(sys.argv) > 2:
-        path = Path(sys.argv[2])
-        path.write_text(json.dumps(json.loads(path.read_text()) | {"errors": errors}, indent=1) + "\n")
 
 
 if __name__ == "__main__":

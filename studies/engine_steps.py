@@ -2,7 +2,7 @@
 
     python studies/engine_steps.py [SHARE]
 
-Simulates one visible row in SHARE (default: 4) with the present constants (`sim/hardware/data/engines/steps.json`) and
+Simulates one visible row in SHARE (default: 4) with the present constants (`sim/engines`) and
 prints how each engine's constants would change: TPOT is nearly linear in them, so one robust regression of relative
 errors is a step towards the best ones. Repeat with another share until nothing changes much. The shipped ones are after
 four such steps on samples of the visible rows, adjusted and rounded by hand in between, so this does not reproduce them
@@ -18,10 +18,10 @@ import zlib
 import numpy as np
 from scipy.optimize import lsq_linear
 
+from pdvsim.bench.pool import parallel_map
 from pdvsim.calibration.validate.servers import SiliconRow, not_simulated, read_rows
-from pdvsim.calibration.validate.silicon import Prediction, oddities, predict
-from pdvsim.common.workers import parallel_map
-from pdvsim.sim.hardware.composed import engine_profile
+from pdvsim.calibration.validate.silicon import Prediction, predict
+from pdvsim.sim.engines.profiles import engine_profile
 from pdvsim.sim.hardware.parts import ModelKernels, expert_kind, product_kind
 from pdvsim.sim.hardware.steps import EngineStep
 
@@ -102,8 +102,7 @@ def main() -> None:
     rows = [row for row in read_rows() if not row.held_out and row.kind == "plain"]
     absent = not_simulated(rows)
     rows = [row for row in rows if row.id not in absent]
-    odd = oddities(rows)
-    rows = [row for row in rows if row.id not in odd and zlib.crc32(row.id.encode()) // 3 % share == 0]
+    rows = [row for row in rows if not row.odd and zlib.crc32(row.id.encode()) // 3 % share == 0]
     predictions = [one for one in parallel_map(attempted, ((row,) for row in rows), lambda: None) if one is not None]
     groups: dict[tuple[str, EngineStep], list[Prediction]] = {}
     for one in predictions:

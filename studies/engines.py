@@ -12,7 +12,7 @@ Mixtures of experts and 8-bit weights: `studies/experts.py`. Not modelled: draft
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cache
 
 import numpy as np
@@ -68,22 +68,6 @@ class EngineSource:
     @property
     def predicted(self) -> tuple[EngineCell, ...]:
         return tuple(cell for cell in self.cells if not cell.fitted)
-
-
-@dataclass(frozen=True)
-class OutOfReach:
-    """A publication whose figures are not compared, and why."""
-
-    title: str
-    why: str
-
-
-@dataclass(frozen=True)
-class EngineReport:
-    """All comparisons, and the publications that could not be compared."""
-
-    sources: tuple[EngineSource, ...]
-    out_of_reach: tuple[OutOfReach, ...] = field(default=())
 
 
 @cache
@@ -268,7 +252,7 @@ def issue_20780(drafter: str, tokens: Sequence[float], values: Sequence[float]) 
     )
 
 
-def reproduce_engines() -> EngineReport:
+def reproduce_engines() -> tuple[EngineSource, ...]:
     """All publications, in the order of how well their settings are stated."""
     eagle1 = (2.10, 2.29, 2.39, 2.43, 2.45, 2.47)
     eagle3 = (2.36, 2.79, 3.08, 3.32, 3.46, 3.54)
@@ -287,38 +271,22 @@ def reproduce_engines() -> EngineReport:
         "nothing",
         (EngineCell("plain decoding", 158.3, 1e3 / forward_ms("h100-sxm", 1, 0, CONTEXT), False),),
     )
-    return EngineReport(
-        (
-            specdecode_bench(),
-            issue_20780("EAGLE-1", eagle1, (4.37, 4.29, 4.48, 4.71, 4.94, 5.20)),
-            issue_20780("EAGLE-3", eagle3, (4.32, 4.09, 4.05, 4.13, 4.20, 4.29)),
-            pulls,
-            sglang,
-            *map(specdecode_bench_sharded, LARGE_SPEED_UPS),
-            gpt_fast(),
-            custom_all_reduce(),
-        ),
-        (
-            OutOfReach(
-                "vLLM pull request 38399 (H200, EAGLE-1)", "draft length, acceptance and lengths are not stated"
-            ),
-            OutOfReach("SGLang, EAGLE-2 and EAGLE-3 (pull request 4247)", "drafts are trees, which are not modelled"),
-            OutOfReach("vLLM pull request 48892 (MTP-8)", "the model and the card are not stated"),
-            OutOfReach("vLLM issue 49548 (gemma-4-31B FP8)", "quantised weights, and an unknown model"),
-            OutOfReach("SGLang pull request 22520 (Llama-3.3-70B over eight GPUs)", "the card is not stated"),
-            OutOfReach("vLLM blog 2024 (70B on four H100s)", "draft length, acceptance and lengths are not stated"),
-            OutOfReach(
-                "nano-PEARL, SSD/Saguaro, MineDraft", "drafters on their own GPUs: see `studies/drafting_apart.py`"
-            ),
-            OutOfReach("pegainfer (RTX 5090)", "an unknown GPU, and a partition of its multiprocessors"),
-        ),
+    return (
+        specdecode_bench(),
+        issue_20780("EAGLE-1", eagle1, (4.37, 4.29, 4.48, 4.71, 4.94, 5.20)),
+        issue_20780("EAGLE-3", eagle3, (4.32, 4.09, 4.05, 4.13, 4.20, 4.29)),
+        pulls,
+        sglang,
+        *map(specdecode_bench_sharded, LARGE_SPEED_UPS),
+        gpt_fast(),
+        custom_all_reduce(),
     )
 
 
-def engines_text(report: EngineReport) -> str:
-    """The report as tables."""
+def engines_text(sources: Sequence[EngineSource]) -> str:
+    """The comparisons as tables."""
     blocks = []
-    for source in report.sources:
+    for source in sources:
         rows = [
             [one.what, cell(one.published, 2), cell(one.ours, 2), f"{one.error * 100:+.1f}%",
              "fitted" if one.fitted else "" if one.within else f"error above {WITHIN:.0%}"]
@@ -327,10 +295,9 @@ def engines_text(report: EngineReport) -> str:
         head = f"{source.title}\n{source.setting}\nFitted: {source.fit}"
         table = grid([source.unit, "published", "ours", "error", ""], rows)
         blocks.append(f"{head}\n{table}" + (f"\n{source.why}" if source.why else ""))
-    predicted = [one for source in report.sources for one in source.predicted]
+    predicted = [one for source in sources for one in source.predicted]
     count = sum(one.within for one in predicted)
     blocks.append(f"{count} of {len(predicted)} figures that were not fitted are predicted within {WITHIN:.0%}.")
-    blocks.append("Not compared\n" + "\n".join(f"  {one.title}: {one.why}" for one in report.out_of_reach))
     return "\n\n".join(blocks)
 
 

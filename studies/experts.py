@@ -22,10 +22,8 @@ from pdvsim.sim.specs import HeadKind, ModelSpec
 from studies.engines import (
     CONTEXT,
     EngineCell,
-    EngineReport,
     EngineSource,
     Fit,
-    OutOfReach,
     engines_text,
     forward_ms,
     latency,
@@ -266,23 +264,15 @@ SHORT = {
 }
 
 
-def reproduce_experts() -> EngineReport:
+def reproduce_experts() -> tuple[EngineSource, ...]:
     """All publications: losses, gains and levels."""
-    return EngineReport(
-        (specforge(), angelslim(), specdrift(), glm(), red_hat(), a100(), qwen36()),
-        (
-            OutOfReach(
-                "Qwen3.8-Flash-Next on 4 H100s (vllm-project/recipes pull request 923, 547 to 503 tok/s)",
-                "its layers are of no supported family, and its embeddings are read from the host",
-            ),
-        ),
-    )
+    return (specforge(), angelslim(), specdrift(), glm(), red_hat(), a100(), qwen36())
 
 
-def speed_ups(report: EngineReport) -> str:
-    """The speed-ups as the table of docs/experts.md."""
+def speed_ups(sources: Sequence[EngineSource]) -> str:
+    """The speed-ups as the table of docs/large-models.md."""
     lines = ["| EAGLE-3 on | requests | published | predicted | kernels alone |", "|---|---|---|---|---|"]
-    for source in (source for source in report.sources if source.title in SHORT):
+    for source in (source for source in sources if source.title in SHORT):
         by_kind = {
             kind: {cell.what.split()[where]: cell for cell in source.cells if cell.what.endswith(kind)}
             for kind in ("speed-up", "kernels")

@@ -22,11 +22,11 @@ from typing import Any
 import numpy as np
 
 import pdvsim
+from pdvsim.bench.length import length_of, with_length
 from pdvsim.decide.capacity import Plan
 from pdvsim.decide.runs import Bench, keeps_up
 from pdvsim.sim.config import Experiment
 from pdvsim.sim.metrics.steady import Length
-from pdvsim.study.length import length_of, with_length
 
 TIMES, SEEDS, NEW = 5, 3, 50_000  # length of a run, runs of each finalist, offset of their seeds
 TALK: dict[str, Any] = {"num_turns": 10, "think_time_s": 10.0}

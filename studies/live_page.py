@@ -70,8 +70,8 @@ def watch(url: str, feed: Feed, figures: dict[str, float]) -> None:
         page.goto(url)
         page.wait_for_function("() => document.getElementById('table')?.innerHTML.includes('TTFT')")
         page.wait_for_timeout(5000)
-        strip = "document.querySelector('#lead .js-plotly-plot')"
-        page.evaluate(f"() => {{ window.n = 0; {strip}.on('plotly_afterplot', () => window.n++) }}")
+        strip = "document.querySelector('#strip .body div'), {childList: true}"
+        page.evaluate(f"() => {{ window.n = 0; new MutationObserver(() => window.n++).observe({strip}) }}")
         began, costs, at_s = time.monotonic(), costs_s(feed), feed.latest.now_s
         inside = []
         for _ in range(int(SECONDS)):

@@ -11,13 +11,15 @@ architecture succeeds and fails.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
-from itertools import groupby
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from pdvsim.bench import output
+from pdvsim.bench.pool import Backend, Row, finished
+from pdvsim.bench.run import PointFailed, labelled, row_of
+from pdvsim.bench.sweep import LoadKind, Point, frame_of
 from pdvsim.cli.page import facts_of
-from pdvsim.common.outcomes import Row
 from pdvsim.common.progress import Progress
 from pdvsim.published.poisson import ALL_COMPLETED, OUTPUT_TOKENS, RATE_PER_CONCURRENCY
 from pdvsim.published.program import K, coin_for
@@ -26,9 +28,6 @@ from pdvsim.sim.config import Acceptance, Arch, Experiment, Scoring, Server, Tra
 from pdvsim.sim.metrics.launches import busy_share
 from pdvsim.sim.relevance import applicable
 from pdvsim.sim.run import simulate
-from pdvsim.study import output
-from pdvsim.study.backends import Backend, finished
-from pdvsim.study.sweep import LoadKind, Point, PointFailed, frame_of, row_of
 from pdvsim.view.figure import new_figure, styled
 from pdvsim.view.report.sheet import Sheet
 from pdvsim.view.style import arch_colour, arch_marker
@@ -54,22 +53,6 @@ AGAINST: Arch = "pd"  # baseline of the published improvement
 LEAD = 0.04  # smaller leads may be the simulator's own error in throughput
 KINDS: tuple[LoadKind, ...] = ("concurrency", "request_rate")
 REQUESTS_PER_LEVEL, FEWEST = 1.5, 12  # the arrivals of 30 s at 0.05 C per second
-
-
-@dataclass(frozen=True)
-class Tally:
-    """One architecture compared with `AGAINST`, over the levels of one pair and kind of load."""
-
-    pair: str
-    kind: str
-    arch: str
-    levels: int
-    wins: tuple[int, ...]  # levels at which it wins by more than `LEAD`
-    losses: tuple[int, ...]  # levels at which it loses by more than `LEAD`
-    least: float  # change of throughput, over the levels
-    most: float
-    least_p99: float  # change of the P99 latency
-    most_p99: float
 
 
 def levels(published: Published) -> tuple[int, ...]:
@@ -122,7 +105,7 @@ def run_original(
 def run_one(index: int, point: Point) -> Row:
     """A point's row, with the share of time in which the GPU was busy."""
     result = simulate(point.experiment)
-    return row_of(index, point, result) | {"gpu_busy": busy_share(result.launches)}
+    return labelled(index, point, row_of(point.experiment, result)) | {"gpu_busy": busy_share(result.launches)}
 
 
 def changes(rows: pd.DataFrame, metric: str) -> dict[tuple[str, str, str], pd.Series[float]]:
@@ -133,30 +116,6 @@ def changes(rows: pd.DataFrame, metric: str) -> dict[tuple[str, str, str], pd.Se
         for arch in ARCHS:
             ratios[str(pair), str(kind), arch] = by_arch[arch] / by_arch[AGAINST] - 1
     return ratios
-
-
-def tallies(rows: pd.DataFrame) -> list[Tally]:
-    """Where each architecture wins and loses against `AGAINST`."""
-    speed, tail = changes(rows, "output_throughput"), changes(rows, "p99_e2el_ms")
-    outcomes = []
-    for pair in PAIRS.values():
-        for kind in KINDS:
-            for arch in ARCHS:
-                if arch == AGAINST:
-                    continue
-                row, late = speed[pair, kind, arch], tail[pair, kind, arch]
-                ahead = tuple(int(level) for level in row.index[row > LEAD])
-                lags = tuple(int(level) for level in row.index[row < -LEAD])
-                ends = (float(row.min()), float(row.max()), float(late.min()), float(late.max()))
-                outcomes.append(Tally(pair, kind, arch, len(row), ahead, lags, *ends))
-    return outcomes
-
-
-def best(rows: pd.DataFrame, pair: str, kind: str) -> dict[int, str]:
-    """The architecture with the most tokens per second at each level."""
-    chosen = rows[(rows["pair"] == pair) & (rows["load_kind"] == kind)]
-    first = chosen.loc[chosen.groupby("load")["output_throughput"].idxmax()]
-    return {int(level): str(arch) for level, arch in zip(first["load"], first["arch"], strict=True)}
 
 
 LOADS = {"concurrency": "concurrency C", "request_rate": "Poisson, 0.05 C per second"}
@@ -240,61 +199,34 @@ def _heatmap(rows: pd.DataFrame, caption: str) -> Figure:
 
 
 def original_text(rows: pd.DataFrame) -> str:
-    """The comparison with `AGAINST` in words, and the fastest architecture at each level."""
-    outcomes = tallies(rows)
-    winners = [
-        {"pair": label, "load": LOADS[kind], "first in tokens per second, by C": _runs(best(rows, pair, kind))}
-        for label, pair in PAIRS.items()
-        for kind in KINDS
+    """The comparison with `AGAINST`: leads and lags of each architecture, and what they say of the published claim."""
+    speed, tail = changes(rows, "output_throughput"), changes(rows, "p99_e2el_ms")
+    labels = {pair: label for label, pair in PAIRS.items()}
+    shown = {key: row for key, row in speed.items() if key[2] != AGAINST}
+    lines = [
+        {
+            "pair": labels[key[0]],
+            "load": LOADS[key[1]],
+            "arch": key[2],
+            "leads at C": _levels(row[row > LEAD]),
+            "lags at C": _levels(row[row < -LEAD]),
+            "tok/s": f"{row.min():+.1%} to {row.max():+.1%}",
+            "P99": f"{tail[key].min():+.1%} to {tail[key].max():+.1%}",
+        }
+        for key, row in shown.items()
     ]
-    return "\n\n".join(
-        [
-            _verdict(outcomes),
-            f"Success and failure: throughput and P99 latency against {AGAINST}; a lead or a lag is over {LEAD:.0%}",
-            rows_table([_line(tally) for tally in outcomes]),
-            rows_table(winners),
-        ]
+    every = [change for key, row in shown.items() if key[2] in ("pdv", "pdv-unified") for change in row]
+    claim = (
+        f"pdv and pdv-unified lead {AGAINST} by more than {LEAD:.0%} in {sum(x > LEAD for x in every)} "
+        f"of {len(every)} cells and lag by more in {sum(x < -LEAD for x in every)}: "
+        f"{min(every):+.1%} to {max(every):+.1%}."
     )
+    about = f"Throughput and P99 latency against {AGAINST}; a lead or a lag is over {LEAD:.0%}"
+    return "\n\n".join([claim, about, rows_table(lines)])
 
 
-def _verdict(outcomes: Sequence[Tally]) -> str:
-    """The result for the published claim."""
-    pdv = [tally for tally in outcomes if tally.arch in ("pdv", "pdv-unified")]
-    ahead = sum(len(tally.wins) for tally in pdv)
-    lags = sum(len(tally.losses) for tally in pdv)
-    cells = sum(tally.levels for tally in pdv)
-    most = max(pdv, key=lambda tally: tally.most)
-    least = min(pdv, key=lambda tally: tally.least)
-    return (
-        f"pdv and pdv-unified lead {AGAINST} by more than {LEAD:.0%} in {ahead} of {cells} cells and lag by more in "
-        f"{lags}; the best is {most.most:+.1%} ({most.arch}, {most.pair}, {LOADS[most.kind]}), the worst "
-        f"{least.least:+.1%} ({least.arch}, {least.pair}, {LOADS[least.kind]})."
-    )
-
-
-def _line(tally: Tally) -> dict[str, str]:
-    return {
-        "pair": next(label for label, pair in PAIRS.items() if pair == tally.pair),
-        "load": LOADS[tally.kind],
-        "arch": tally.arch,
-        "leads at C": _listed(tally.wins),
-        "lags at C": _listed(tally.losses),
-        "tok/s": f"{tally.least:+.1%} to {tally.most:+.1%}",
-        "P99": f"{tally.least_p99:+.1%} to {tally.most_p99:+.1%}",
-    }
-
-
-def _listed(levels: Sequence[int]) -> str:
-    return ",".join(map(str, levels)) or "none"
-
-
-def _runs(by_level: dict[int, str]) -> str:
-    """Consecutive levels with the same winner, joined."""
-    pieces = []
-    for arch, group in groupby(by_level.items(), key=lambda item: item[1]):
-        levels = [level for level, _ in group]
-        pieces.append(f"{arch} {levels[0]}" + (f" to {levels[-1]}" if len(levels) > 1 else ""))
-    return ", ".join(pieces)
+def _levels(row: pd.Series[float]) -> str:
+    return ",".join(f"{level:g}" for level in row.index) or "none"
 
 
 def main(folder: Path = FOLDER, only: tuple[int, ...] = (), jobs: int | None = None) -> None:

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from pdvsim.bench.stats import interval
 from pdvsim.sim.config import Arch, Experiment, Scoring, Server, Traffic
 from pdvsim.sim.metrics.summary import summarise
 from pdvsim.sim.run import simulate
-from pdvsim.study.stats import interval
 
 ARCHS: tuple[Arch, ...] = ("pd", "pdv", "pdv-unified")
 LOADS = {

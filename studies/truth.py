@@ -18,7 +18,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from pdvsim.calibration.validate.runs import serve_all
+from pdvsim.bench.stats import interval
+from pdvsim.calibration.validate.runs import Workbench, serve_all
 from pdvsim.calibration.validate.served import ServedRun, read_runs
 from pdvsim.common.commandline import command_line
 from pdvsim.common.console import say
@@ -33,7 +34,6 @@ from pdvsim.sim.config import Acceptance, Experiment, Server, Traffic
 from pdvsim.sim.limits import MAX_DATA_BYTES
 from pdvsim.sim.reading import parse_json, read_text
 from pdvsim.sim.relevance import applicable
-from pdvsim.study.stats import interval
 from pdvsim.view.table import grid
 
 ARCHS = ("autoregressive", "colocated", "pd", "pdv", "pdv-unified", "pdv-hybrid", "adaptive")
@@ -185,7 +185,8 @@ def run(plan_file: Path, output: Path) -> None:
         for at, entry in enumerate(trial["entries"][:MOST])
         for repeat in range(2 if at < REPEATED else 1)
     ]
-    serve_all(wanted, output, math.inf, Machine(), partial(say, "truth"))
+    tell = partial(say, "truth")
+    serve_all(wanted, output, math.inf, Workbench(Machine(), tell), tell)
 
 
 def _trials(plan_file: Path) -> list[dict[str, Any]]:

@@ -19,8 +19,9 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from pdvsim.bench import output
 from pdvsim.calibration.validate.launches import PARTS_FOLDER, gather, launches_of
-from pdvsim.calibration.validate.runs import serve_all
+from pdvsim.calibration.validate.runs import Workbench, serve_all
 from pdvsim.calibration.validate.served import ServedRun, read_runs
 from pdvsim.common.commandline import command_line
 from pdvsim.common.console import say
@@ -31,7 +32,6 @@ from pdvsim.sim.metrics.summary import summarise
 from pdvsim.sim.policies import ARCHS
 from pdvsim.sim.relevance import applicable
 from pdvsim.sim.run import simulate
-from pdvsim.study import output
 from pdvsim.view.figure import new_figure, styled
 from pdvsim.view.style import arch_colour, arch_marker, arch_rank
 from pdvsim.view.table import cell, rows_table
@@ -193,7 +193,8 @@ def main(step: str, file: str = "utilisation/runs.jsonl") -> None:
         report(runs)
     else:
         folder = output.check_folder(runs.parent)
-        serve_all(list(planned(folder)), runs, math.inf, Machine(), partial(say, "utilisation"))
+        tell = partial(say, "utilisation")
+        serve_all(list(planned(folder)), runs, math.inf, Workbench(Machine(), tell), tell)
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ import pytest
 from filelock import FileLock
 from hypothesis import HealthCheck, settings
 
-from pdvsim.common import workers
+from pdvsim.bench import pool
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser
@@ -31,7 +31,9 @@ os.environ["COLUMNS"] = "160"  # tables fit the terminal: whose, decides nothing
 
 # Tests run side by side, so each has one core: a command starts workers where a test asks for them. This, too, must be
 # defined first: other modules import the function.
-workers.cores = lambda: 1
+pool.cores = lambda: 1
+
+os.environ["PDVSIM_CACHE"] = ""  # a decision that a test asks for is made, not remembered
 
 settings.register_profile(  # how fast the machine is decides nothing; `make soak` draws examples of its own
     "pdvsim",

@@ -25,6 +25,9 @@ import numpy as np
 from resultdirs import sweep_folder
 
 from pdvsim import cli
+from pdvsim.bench.folder import check_sweep
+from pdvsim.bench.resultfiles import read_records
+from pdvsim.bench.results import load
 from pdvsim.calibration.validate.bench import read_load
 from pdvsim.calibration.validate.served import read_runs
 from pdvsim.cli import command_class
@@ -37,9 +40,6 @@ from pdvsim.sim.hardware.profile import builtin
 from pdvsim.sim.hardware.profile import load as load_profile
 from pdvsim.sim.workload import acceptance, counters, datasets
 from pdvsim.sim.workload.own import read_own, read_requests
-from pdvsim.study.resultfiles import read_records
-from pdvsim.study.results import load
-from pdvsim.study.sweepcheck import read_config
 from pdvsim.view.report import page
 from pdvsim.view.report.document import build
 
@@ -278,7 +278,7 @@ LOADERS: dict[str, Callable[[Path], object]] = {
     "metrics.txt": lambda path: counters.read_acceptance(str(path)),
     "runs.jsonl": read_runs,
     "bench.json": lambda path: read_load(str(path)),
-    "sweep/sweep.json": lambda path: (read_config(path.parent), load([path.parent])),
+    "sweep/sweep.json": lambda path: (check_sweep(path.parent), load([path.parent])),
     "sweep/summary.parquet": lambda path: load([path.parent]),
     "run.json": lambda path: page(build(load([path]))),
     "run.requests.parquet": lambda path: read_records(str(path.with_name("run"))),

@@ -24,8 +24,8 @@ KERNEL = {"display_name": "Python 3", "language": "python", "name": "python3"}
 # On a reduced budget nothing is tuned: every map has these settings, unless the notebook gives its own, and short
 # answers, since a map simulates as many requests as it needs. So few simulations do not pay for worker processes.
 UNTUNED = """
-import functools, pdvsim, pdvsim.common.workers
-pdvsim.common.workers.cores = lambda: 1
+import functools, pdvsim, pdvsim.bench.pool
+pdvsim.bench.pool.cores = lambda: 1
 def reduced(call, **given):
     small = {"num_speculative_tokens": 2, "max_num_seqs": 32, "max_num_batched_tokens": 2048, "controller": "fixed"}
     return call(**small | given | {"output_len": min(16, given.get("output_len", 16))})

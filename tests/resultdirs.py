@@ -10,11 +10,11 @@ from typing import Any
 import pandas as pd
 
 from pdvsim import Run, __version__
+from pdvsim.bench.output import DETAILS, dumps, settings
+from pdvsim.bench.sweep import flatten
 from pdvsim.common.files import SEAL, sealed
 from pdvsim.sim.config import Arch, Experiment, Hardware, Scoring, Traffic
 from pdvsim.sim.run import simulate
-from pdvsim.study.output import DETAILS, dumps, settings
-from pdvsim.study.sweep import flatten
 
 WARMUP = 3
 BASE = Experiment(
@@ -52,16 +52,22 @@ def sweep_folder(
                         getattr(run, name).to_parquet(path, index=False)
                 rows.append(point | flatten(run.metrics))
     pd.DataFrame(rows).to_parquet(folder / "summary.parquet", index=False)
-    document = {"date": "20260101-000000", "pdvsim_version": __version__, "schema_version": 1}
+    document = {"date": "20260101-000000", "pdvsim_version": __version__, "schema_version": 2}
     document |= {"sweep": {"archs": archs, "base": settings(BASE)}}
     (folder / "sweep.json").write_text(dumps(document | header))
     return folder
 
 
+def lines(path: Path) -> bytes:
+    """The content of a file; the lines of rows are in the order of completion, and one may be repeated."""
+    data = path.read_bytes()
+    return b"".join(sorted(set(data.splitlines()))) if path.suffix == ".jsonl" else data
+
+
 def content(folder: Path) -> dict[str, bytes]:
     """Every file that has to be the same however the sweep came about; the date and the lock are not."""
-    paths = [*folder.rglob("*.parquet"), *folder.glob("parts/*.json")]
-    return {str(path.relative_to(folder)): path.read_bytes() for path in paths}
+    paths = [*folder.rglob("*.parquet"), *folder.glob("rows.jsonl")]
+    return {str(path.relative_to(folder)): lines(path) for path in paths}
 
 
 def edited(path: Path, **changes: Any) -> None:

@@ -18,6 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import pdvsim
+from pdvsim.bench.output import dumps
 from pdvsim.cli import main
 from pdvsim.decide.draft_engines import ENGINES, EngineName
 from pdvsim.decide.draft_lengths import _merged, error_of, find_table
@@ -26,13 +27,13 @@ from pdvsim.decide.formula import Formula
 from pdvsim.decide.runs import Bench, replications
 from pdvsim.decide.speeds import Speeds
 from pdvsim.sim.config import Acceptance, Experiment, Hardware, Server, Traffic
+from pdvsim.sim.engines.vllm import VLLM
 from pdvsim.sim.hardware.models import gpu
 from pdvsim.sim.hardware.profile import builtin, roofline
 from pdvsim.sim.machine.batch import Batch
 from pdvsim.sim.metrics.steady import FILL, LEAST_LOOP
 from pdvsim.sim.policies.controllers import ByBatchSize
 from pdvsim.sim.run import simulate
-from pdvsim.study.output import dumps
 
 PAIRS = ("tinyllama-1.1b:llama-2-7b", "llama-3.2-1b:llama-3.1-8b", "gemma-2b:gemma-7b")
 PROMPT, OUTPUT, MOST = 32, 48, 96
@@ -144,7 +145,7 @@ def test_an_idle_drafter_costs_a_step_per_token(pair: str) -> None:
     idle = question(pair)
     speeds = Speeds(idle)
     [run, _], [plain, _] = idle.loops(1, 0), idle.loops(1, PLAIN)
-    drafter = builtin("h200").padded("vllm").cost_model(idle.drafting(1).pair.draft).price(1, 1)
+    drafter = builtin("h200").padded(VLLM.graphs).cost_model(idle.drafting(1).pair.draft).price(1, 1)
     more_s = drafter.seconds_0 + drafter.seconds_1 * (PROMPT + OUTPUT / 2)
     tpot_s = [pdvsim.Run(simulate(one)).metrics["mean_tpot_ms"] / 1e3 for one in (run, plain)]
     assert tpot_s[0] - tpot_s[1] == pytest.approx(more_s, rel=0.05)

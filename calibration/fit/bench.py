@@ -115,9 +115,12 @@ def _solved(gpu_s: Floats, sizes: Floats, prompts: Floats, seconds: Floats, weig
     values = np.concatenate((seconds * scale, [1 / SPEED_SPREAD, 0.0, 0.0]))
     units = np.array([1.0, float(np.median(seconds)), usual_row_s, usual_prompt_s])  # alike in size, for the solver
     bounds = np.array([[LEAST, 0.0, 0.0, 0.0], [MOST, MOST_STEP_S, MOST_HOST_S, MOST_HOST_S]]) / units
-    solution = lsq_linear(matrix * units, values, (bounds[0], bounds[1]))
+    try:
+        solution = lsq_linear(matrix * units, values, (bounds[0], bounds[1]))
+        covariance = np.linalg.inv((matrix * units).T @ (matrix * units))
+    except np.linalg.LinAlgError:
+        raise ValueError("the results do not determine the time of a step: bench at several concurrencies") from None
     speed, step_s, row_s, prompt_s = (float(x) for x in solution.x * units)
-    covariance = np.linalg.inv((matrix * units).T @ (matrix * units))
     spread = np.sqrt(np.diag(covariance)) * units
     unknown = []
     if spread[0] > DETERMINED * SPEED_SPREAD:

@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from pdvsim.bench.pool import parallel_map
 from pdvsim.calibration.fit.corun import FOLDS as CORUN_FOLDS
 from pdvsim.calibration.fit.corun import Corun, fit_corun
 from pdvsim.calibration.fit.forward import Kernels, Solo, fit_solo
@@ -15,13 +16,11 @@ from pdvsim.calibration.fit.points import layer_courses, medians, middle, reach_
 from pdvsim.calibration.fit.power import PowerCalibration, at_full_clock, fit_power
 from pdvsim.calibration.fit.service import WarmUp, in_service
 from pdvsim.common.files import write_whole
-from pdvsim.common.workers import parallel_map
 from pdvsim.realrun.engine.buckets import CHUNK_BUCKETS, PROGRAMS_PER_SM, ROW_BUCKETS, SMALL_BYTES, SMALL_TOKENS
 from pdvsim.sim.hardware.costs import CostModel
 from pdvsim.sim.hardware.forward import ForwardTerms
 from pdvsim.sim.hardware.power import Power
 from pdvsim.sim.hardware.profile import SCHEMA, ContentionFit, HostCost, Profile
-from pdvsim.sim.hardware.terms import GraphSizes
 from pdvsim.sim.specs import GpuSpec, ModelSpec
 
 if TYPE_CHECKING:
@@ -177,13 +176,13 @@ def _with_ratios(model: str, terms: ForwardTerms, corun: Corun | None) -> Forwar
         tuple(sorted((tokens, ratio) for (name, tokens), ratio in ratios.items() if name == model))
         for ratios in (corun.ratios.wait, corun.ratios.room)
     )
-    return replace(terms, small=replace(terms.small, wait_ratios=wait, room_ratios=room))
+    return replace(terms, wait_ratios=wait, room_ratios=room)
 
 
 def _unfitted(spec: ModelSpec, gpu: GpuSpec, engine: Kernels) -> CostModel:
     """A model whose launches move the engine's bytes, padded as it pads, in times that nothing was fitted to."""
-    graphs = GraphSizes(engine.row_buckets, engine.chunk_buckets)
-    return CostModel(spec, replace(ForwardTerms.roofline(spec, gpu), graphs=graphs))
+    roof = ForwardTerms.roofline(spec, gpu)
+    return CostModel(spec, replace(roof, row_buckets=engine.row_buckets, chunk_buckets=engine.chunk_buckets))
 
 
 def ranges(frame: pd.DataFrame) -> dict[str, Any]:

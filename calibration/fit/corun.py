@@ -20,9 +20,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from pdvsim.bench.pool import parallel_map
 from pdvsim.calibration.fit.pairs import LEAST_RATE, Group, Member, Pairs, Prompt, Ratios, each_of
 from pdvsim.calibration.fit.points import Floats
-from pdvsim.common.workers import parallel_map
 from pdvsim.profiler import overlap
 from pdvsim.sim.hardware.contention import Sharing
 from pdvsim.sim.hardware.costs import CostModel

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from copy import copy
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -24,9 +24,8 @@ from numpy.typing import NDArray
 
 from pdvsim.calibration.fit.points import Floats, price_s, tokens_of
 from pdvsim.realrun.engine.buckets import query_tile
-from pdvsim.sim.hardware import attention, terms
 from pdvsim.sim.hardware.costs import CostModel
-from pdvsim.sim.hardware.forward import ForwardTerms
+from pdvsim.sim.hardware.forward import PROMPT_QUERIES, ForwardTerms, large_products_s
 from pdvsim.sim.specs import GpuSpec, ModelSpec
 
 if TYPE_CHECKING:
@@ -98,16 +97,12 @@ class Traced:
     __radd__, __rmul__ = __add__, __mul__
 
 
-class TracedHead(terms.OutputProjection):
-    """The output projection over figures that are still free."""
+class TracedTerms(ForwardTerms):
+    """A forward over figures that are still free."""
 
-    def seconds(self, logits: int) -> Any:
+    def logits_s(self, logits: int) -> Any:
         weights_s: Any = self.head_weights_s
         return weights_s.joined(self.head_token_s * logits, larger=True)
-
-
-class TracedAttention(attention.MeasuredAttention):
-    """Attention over figures that are still free."""
 
     def _joined(self, wide_s: Any, long_s: Any) -> Any:
         return wide_s.joined(long_s, larger=False)
@@ -151,8 +146,7 @@ class TracedTimes:
 
 def traced_times(spec: ModelSpec, figures: ForwardTerms, frame: pd.DataFrame) -> TracedTimes:
     """The times of measured points as the simulator prices them, with traced figures."""
-    head, rows = TracedHead(**figures.head.figures()), TracedAttention(**figures.rows.figures())
-    drafter, verifier = (CostModel(spec, replace(figures, head=head, rows=rows)) for _ in range(2))
+    drafter, verifier = (CostModel(spec, TracedTerms(**figures.figures())) for _ in range(2))
     verifier.widest = 2  # a head's draft has logits of its newest tokens, but it is measured with all of them too
     points = frame.to_dict("records")
     return TracedTimes([price_s(drafter if point["kind"] == "draft" else verifier, point) for point in points])
@@ -198,9 +192,7 @@ class Model:
         names = (*self.OTHERS, *added)
         self.other = {name: self.rows.stop + i for i, name in enumerate(names)}
         self.sms = gpu.sms or 1
-        wave_s = (
-            attention.PROMPT_QUERIES * roof["pair_s"] * self.sms / spec.heads
-        )  # were all programs to multiply at its speed
+        wave_s = PROMPT_QUERIES * roof["pair_s"] * self.sms / spec.heads  # were all programs to multiply at its speed
         head = roof["head_weights_s"], roof["head_token_s"]
         others = [1e-5, 1e-7, wave_s, 1e-5, *head, 1.0, *(known[n] for n in added)]
         self.start = np.log(
@@ -305,24 +297,26 @@ class Model:
         fused = [(n, other["fused"] * self.fused(n)) for n in fused_at or knots] if "fused" in other else ()
         kernels, bandwidth = self.kernels, self.gpu.bandwidth_bytes_per_s
         return ForwardTerms(
-            layers=terms.MeasuredLayers(tuple(sorted(layers, key=lambda knot: knot[0]))),
-            head=terms.OutputProjection(other["head"], other["head_token"]),
-            rows=attention.MeasuredAttention(
-                kv_knots=by_width(self.kv),
-                span_knots=by_width(self.span),
-                row_factors=(*by_rows, (ATTENTION_ROW_KNOTS[-1] + 1, by_rows[-1][1])),  # what is beyond stays there
-                programs=kernels.programs,
-                split_s=other["split"],
-                width_knots=by_width(self.fixed),
-                row_s=other["row"],
-            ),
-            prompts=attention.WaveAttention(self.sms, other["wave"]),
-            overhead=terms.PromptOverhead(other["mixed"]),
-            experts=terms.ExpertReads(other.get("expert", 0.0)),
-            fused=terms.FusedInputs(tuple(fused)),
-            steps=terms.DraftSteps(other["draft"]),
-            small=terms.SmallKernels.of(self.spec, kernels.small_tokens, kernels.small_bytes, bandwidth),
-            graphs=terms.GraphSizes(kernels.row_buckets, kernels.chunk_buckets),
+            layer_knots=tuple(sorted(layers, key=lambda knot: knot[0])),
+            expert_s=other.get("expert", 0.0),
+            head_weights_s=other["head"],
+            head_token_s=other["head_token"],
+            kv_knots=by_width(self.kv),
+            span_knots=by_width(self.span),
+            row_factors=(*by_rows, (ATTENTION_ROW_KNOTS[-1] + 1, by_rows[-1][1])),  # what is beyond stays there
+            programs=kernels.programs,
+            split_s=other["split"],
+            width_knots=by_width(self.fixed),
+            row_s=other["row"],
+            prompt_sms=self.sms,
+            prompt_wave_s=other["wave"],
+            mixed_s=other["mixed"],
+            fused_knots=tuple(fused),
+            draft_ratio=other["draft"],
+            small_kernel_tokens=kernels.small_tokens,
+            large_s=large_products_s(self.spec, kernels.small_bytes, bandwidth),
+            row_buckets=kernels.row_buckets,
+            chunk_buckets=kernels.chunk_buckets,
         )
 
 

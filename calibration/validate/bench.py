@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -34,6 +34,7 @@ METRIC = re.compile(
     r"(request|output|total_token)_throughput|(mean|median|p(?P<percentile>\d+(\.\d+)?))_(ttft|tpot|itl|e2el)_ms"
 )
 MODEL_NAMES = ("model_id", "model")  # of vLLM and SGLang
+MOST_OVER = 1.1  # that the parts of a result may be over the whole: a last chunk, an end seen late
 
 
 @dataclass(frozen=True)
@@ -85,6 +86,14 @@ class BenchedLoad:
         return {name: predicted[name] / self.measured[name] - 1 for name in both}
 
 
+def check_drafter(pair: str, server: Server) -> None:
+    """Refuse a target alone for a benchmark with drafts: another drafter costs and gains something else."""
+    if ":" not in pair and server.drafter == Server.drafter:
+        raise ValueError(
+            f"the benchmark has drafts: name what drafted for {pair}, with --pair draft:target or --drafter eagle3"
+        )
+
+
 def read_load(path: str) -> BenchedLoad:
     """The load of a result; a ValueError of one line where it is none."""
     document = bench_document(path)
@@ -118,26 +127,44 @@ def read_load(path: str) -> BenchedLoad:
         notes += ["no start_times: arrivals drawn at the same rate"] if paced else []
     k, accepted = _drafts(path, document)
     model = next((document[name] for name in MODEL_NAMES if isinstance(document.get(name), str)), None)
-    times = _token_times(document, len(lengths))
+    times = _token_times(path, document, len(lengths))
     return BenchedLoad(traffic, lengths, sent_s, k, accepted, measured, tuple(notes), model, times)
 
 
 def _token_times(
-    document: Mapping[str, Any], requests: int
+    path: str, document: Mapping[str, Any], requests: int
 ) -> tuple[NDArray[np.float64], list[NDArray[np.float64]]] | None:
     """Return when each request was sent and its tokens came; None where the result does not say so of every request."""
     columns = [document.get(name) for name in ("start_times", "ttfts", "itls")]
-    if not all(isinstance(column, list) and len(column) == requests for column in columns):
+    if not isinstance(columns[2], list) or len(columns[2]) != requests:
         return None
     try:
+        gaps = [np.array(gaps, dtype=np.float64) for gaps in columns[2]]
+        _consistent(path, document, gaps)
+        if not all(isinstance(column, list) and len(column) == requests for column in columns):
+            return None
         sent_s, first_s = (np.array(column, dtype=np.float64) for column in columns[:2])
-        gaps = [np.array(gaps, dtype=np.float64) for gaps in columns[2] or ()]
-    except (TypeError, ValueError, OverflowError):
+    except (TypeError, OverflowError):
         return None
-    if sent_s.ndim != 1 or first_s.ndim != 1 or any(gap.ndim != 1 for gap in gaps):
+    if sent_s.ndim != 1 or first_s.ndim != 1:
         return None
     tokens_s = [sent + np.cumsum([first, *gap]) for sent, first, gap in zip(sent_s, first_s, gaps, strict=True)]
     return (sent_s, tokens_s) if all(np.isfinite(times).all() for times in (sent_s, *tokens_s)) else None
+
+
+def _consistent(path: str, document: Mapping[str, Any], gaps: Sequence[NDArray[np.float64]]) -> None:
+    """Refuse times between tokens that contradict the duration of the benchmark or the lengths of its outputs."""
+    if any(gap.ndim != 1 for gap in gaps):
+        raise TypeError
+    longest_s, duration_s = max((float(gap.sum()) for gap in gaps), default=0.0), document.get("duration")
+    if _positive(duration_s) and longest_s > MOST_OVER * float(duration_s or 0):
+        raise ValueError(
+            f"{path}: itls of one request sum to {longest_s:.3g} s, in a benchmark of {duration_s:.3g} s; "
+            "they must be in seconds"
+        )
+    outputs, steps = document.get("output_lens"), sum(len(gap) + 1 for gap in gaps if gap.size)
+    if isinstance(outputs, list) and steps > MOST_OVER * sum(outputs):
+        raise ValueError(f"{path}: itls has {steps} tokens, output_lens {sum(outputs)}")
 
 
 def _number(path: str, document: Mapping[str, Any], name: str, accepted: str) -> float:

@@ -23,10 +23,9 @@ from typing import Any, get_args
 
 import numpy as np
 
+from pdvsim.bench.pool import Backend, Row, finished
 from pdvsim.calibration.fit.points import middle
 from pdvsim.calibration.validate.served import FAMILIES, METRICS, ServedRun
-from pdvsim.common.outcomes import Row
-from pdvsim.common.workers import finished_here
 from pdvsim.sim.assembly import covering_profile
 from pdvsim.sim.config import Contention, Experiment
 from pdvsim.sim.hardware.pace import Pace, pace_in
@@ -143,7 +142,7 @@ def validate(
     firsts = {number for _, number in ways[first]}
     tasks = [(number, (*task, number in firsts)) for task, number in number_of.items()]
     rows: dict[int, Row] = {}
-    outcomes = finished_here(_predicted, tasks, jobs)
+    outcomes = finished(_predicted, tasks, Backend(jobs))
     with closing(outcomes), suppress(KeyboardInterrupt):
         for outcome in outcomes:
             if outcome.row is None:

@@ -94,9 +94,7 @@ def _requests(experiment: Experiment) -> list[Request]:
     return make_requests(experiment.traffic, experiment.acceptance)
 
 
-def serve_all(
-    plan: Sequence[ServedRun], output: Path, budget_s: float, machine: Machine, say: Callable[[str], None]
-) -> None:
+def serve_all(plan: Sequence[ServedRun], output: Path, budget_s: float, bench: Any, say: Callable[[str], None]) -> None:
     """Serve what is planned and not yet in the file, as far as the time goes; each run is written as it ends."""
     trusted = any(run.own_policies for run in plan)
     done = read_runs(output, own_policies=trusted) if output.exists() and output.stat().st_size else []
@@ -106,7 +104,7 @@ def serve_all(
     todo.sort(key=lambda run: pairs.index(run.experiment.server.pair))  # weights are made once a pair
     if not todo:
         return
-    begin, bench = monotonic(), Workbench(machine, say)
+    begin = monotonic()
     for _, group in groupby(todo, key=_shared):
         runs = list(group)
         if monotonic() - begin > budget_s:

@@ -1,6 +1,6 @@
 """Measured servers of other engines (`servers`) against simulations of their load on the engines' profiles.
 
-Errors of TPOT and TTFT, rows that contradict each other or physics, and AIConfigurator's estimates of the same rows.
+Errors of TPOT and TTFT, and AIConfigurator's estimates of the same rows.
 """
 
 from __future__ import annotations
@@ -8,27 +8,22 @@ from __future__ import annotations
 import csv
 import itertools
 import math
-from collections.abc import Iterable, Sequence
+import re
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from pdvsim.calibration.validate.servers import FOLDER, ROUNDS, SiliconRow
-from pdvsim.sim.assembly import ServerParts, covering_profile
-from pdvsim.sim.config import Experiment
-from pdvsim.sim.hardware.composed import engine_profile
+from pdvsim.sim.engines.profiles import engine_profile
 from pdvsim.sim.hardware.shapes import Floats
-from pdvsim.sim.hardware.steps import EngineStep
 from pdvsim.sim.run import simulate
 
-MTP_IMAGE = (
-    "1.2.0rc6.post3"  # InferenceX's configurations use it for dsr1-fp8-b200-trt-mtp and dsr1-fp4-b200-trt-mtp alone
-)
+LARGE = {"expert-parallel": "expert or data parallelism", "apart": "prefill apart"}
 SETTINGS = ("concurrency", "tensor_parallel", "weights")
-UNLIKE = 0.1  # rows of equal settings that differ by more contradict each other
-KERNELS_OVER_RUN = 1.1
-LARGE_FORWARD = 8192  # tokens of a forward in which prompts are prefilled fast
 
 
 @dataclass(frozen=True)
@@ -54,7 +49,7 @@ def predict(row: SiliconRow) -> Prediction:
     profile = engine_profile(row.engine, row.card, row.image)
     if row.prompts_in_graphs:
         profile = replace(profile, step=replace(profile.step, eager_layer_s=0.0))
-    result = simulate(experiment, profile=profile.covering(experiment.pair).padded("profile"))
+    result = simulate(experiment, profile=profile.covering(experiment.pair))
     requests = result.requests
     order = np.argsort(requests["arrival_s"], kind="stable")
     ttft_s = (requests["first_token_s"] - requests["arrival_s"])[order]
@@ -69,54 +64,6 @@ def over_rounds(times_s: Floats, concurrency: int) -> float:
     first, last = times_s[:concurrency], times_s[-concurrency:]
     between = times_s[concurrency:-concurrency] if len(times_s) > 2 * concurrency else last
     return float(first.mean() + (ROUNDS - 2) * between.mean() + last.mean()) / ROUNDS
-
-
-def oddities(rows: Sequence[SiliconRow]) -> dict[str, str]:
-    """Why rows contradict each other or physics, by their names."""
-    reasons = {row.id: reason for row in rows if (reason := _oddity(row))}
-    alike: dict[tuple[object, ...], list[SiliconRow]] = {}
-    for row in rows:
-        if row.id not in reasons:
-            alike.setdefault(row.like(), []).append(row)
-    for group in alike.values():
-        times = [row.tpot_ms for row in group]
-        if max(times) > (1 + UNLIKE) * min(times):
-            span = f"{min(times):.1f} to {max(times):.1f} ms"
-            reasons |= {row.id: f"rows of the same settings have a TPOT of {span}" for row in group}
-    return reasons
-
-
-def _oddity(row: SiliconRow) -> str:
-    if row.version == MTP_IMAGE and "DeepSeek" in row.model:
-        return "InferenceX serves this image with MTP drafts"
-    if row.kind == "plain" and not row.dense and row.moe_tp not in (0, row.tensor_parallel):
-        return f"its tensor parallelism is stated as {row.tensor_parallel} and, for experts, {row.moe_tp}"
-    experiment = row.experiment
-    target, profile = experiment.pair.target, covering_profile(experiment)
-    if target.weight_bytes > profile.gpu.memory_bytes:
-        return f"its weights, {target.weight_bytes / 1e9:.0f} GB per GPU, do not fit the card"
-    if row.kind == "apart":
-        return ""
-    run_ms = row.ttft_ms + row.tokens_out * row.tpot_ms
-    kernels_ms = row.concurrency * _prefill_s(experiment) * 1000
-    if kernels_ms > KERNELS_OVER_RUN * run_ms:
-        times = kernels_ms / run_ms
-        return f"prefilling its {row.concurrency} prompts takes {times:.1f} times as long as a whole request"
-    room = ServerParts(experiment, profile).kv_capacity
-    if row.ttft_ms > row.tokens_out * row.tpot_ms and room > row.concurrency * (row.tokens_in + row.tokens_out):
-        return "its requests wait longer than they decode, although the KV cache holds all: fewer ran concurrently"
-    return ""
-
-
-def _prefill_s(experiment: Experiment) -> float:
-    """The kernels of one prompt in a large forward, without what the engine adds."""
-    hardware, traffic = experiment.hardware, experiment.traffic
-    assert hardware.engine is not None
-    assert traffic.input_len is not None
-    kernels = replace(engine_profile(hardware.engine, hardware.gpu), step=EngineStep()).covering(experiment.pair)
-    prompts = [(0, traffic.input_len)] * max(1, LARGE_FORWARD // traffic.input_len)
-    seconds = kernels.cost_model(experiment.pair.target).price(0, prompts=prompts).seconds_0
-    return seconds / len(prompts) / hardware.data_parallel_size  # each rank prefills as many
 
 
 @dataclass(frozen=True)
@@ -156,3 +103,69 @@ def spread(errors: Iterable[float]) -> tuple[float, float]:
     if not sizes.size:
         return 0.0, 0.0
     return float(np.median(sizes)), float(np.quantile(sizes, 0.95))
+
+
+def group_of(row: SiliconRow) -> str:
+    """The group that a row's errors are reported in."""
+    return LARGE.get(row.kind, "dense" if row.dense else "mixtures of experts")
+
+
+def kind_of(reason: str) -> str:
+    """A reason without its figures, and without names in quotes."""
+    words = re.sub(r"'[^']*('|$)", "…", reason).split()
+    return " ".join("…" if any(sign.isdecimal() for sign in word) else word for word in words)
+
+
+def document(
+    predictions: Sequence[Prediction], odd: dict[str, str], failures: dict[str, str], held_out: bool
+) -> dict[str, Any]:
+    """Errors by engine, card, model and concurrency, AIConfigurator's of the same rows, and what was left out."""
+    estimates, refusals = read_estimates()
+    refused = Counter(kind_of(refusals[one.row.id]) for one in predictions if one.row.id in refusals)
+    by: dict[str, Callable[[Prediction], str]] = {
+        "kind": lambda one: group_of(one.row),
+        "engine and card": lambda one: f"{one.row.engine} {one.row.card}",
+        "model": lambda one: one.row.model,
+        "concurrency": lambda one: str(1 << (one.row.concurrency.bit_length() - 1)),
+    }
+    tables = {
+        name: {part: _errors(group, estimates) for part, group in _parts(predictions, key).items()}
+        for name, key in by.items()
+    }
+    return {
+        "held_out": held_out,
+        "all": _errors(predictions, estimates),
+        "by": tables,
+        "ratios": {"rows": len(predictions), **dict(zip(("median", "p95"), ratios(predictions), strict=True))},
+        "not_estimated": [{"reason": reason, "rows": count} for reason, count in refused.most_common()],
+        "odd": odd,
+        "failed": failures,
+        "rows": [
+            {"id": one.row.id, "tpot_ms": one.tpot_ms, "ttft_ms": one.ttft_ms, "tpot_error": one.tpot_error,
+             "ttft_error": one.ttft_error}
+            for one in predictions
+        ],
+    }  # fmt: skip
+
+
+def _parts(predictions: Iterable[Prediction], key: Callable[[Prediction], str]) -> dict[str, list[Prediction]]:
+    parts: dict[str, list[Prediction]] = {}
+    for one in predictions:
+        parts.setdefault(key(one), []).append(one)
+    return dict(sorted(parts.items(), key=lambda part: (int(part[0]) if part[0].isdecimal() else 0, part[0])))
+
+
+def _errors(group: Sequence[Prediction], estimates: dict[str, Estimate]) -> dict[str, Any]:
+    """TPOT and TTFT, and both programs' on the rows that AIConfigurator estimates as well."""
+    shared = [one for one in group if one.row.id in estimates]
+    timed, waited = ([one for one in some if one.row.ttft_counts] for some in (group, shared))
+    return {
+        "rows": len(group),
+        "tpot": spread(one.tpot_error for one in group),
+        "ttft": spread(one.ttft_error for one in timed),
+        "shared": len(shared),
+        "tpot_shared": spread(one.tpot_error for one in shared),
+        "tpot_aiconfigurator": spread(estimates[one.row.id].tpot_ms / one.row.tpot_ms - 1 for one in shared),
+        "ttft_shared": spread(one.ttft_error for one in waited),
+        "ttft_aiconfigurator": spread(estimates[one.row.id].ttft_ms / one.row.ttft_ms - 1 for one in waited),
+    }

@@ -7,6 +7,7 @@ a module of this package with a `Command`; only the requested one is imported.
 from __future__ import annotations
 
 import difflib
+import os
 import sys
 from collections.abc import Sequence
 from importlib import import_module
@@ -61,6 +62,8 @@ def command_class(command: str) -> type[Command]:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command line, by default that of this process, which ends with it; returns the exit code."""
+    if argv is None:  # else its worker processes would import a random.py in the current folder
+        os.environ["PYTHONSAFEPATH"] = "1"
     return guarded("pdvsim", lambda: _dispatch(list(sys.argv[1:] if argv is None else argv)), last=argv is None)
 
 

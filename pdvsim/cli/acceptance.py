@@ -51,7 +51,7 @@ class AcceptanceCommand(Command):
             raise ValueError("the options of suffix decoding need --drafter suffix and --texts")
 
     def execute(self) -> int:
-        from pdvsim.study.output import dumps
+        from pdvsim.bench.output import dumps
         from pdvsim.view.acceptance import known
 
         rows = [row for row in known(LENGTHS) if self.drafter in (None, row["drafter"])]
@@ -68,9 +68,9 @@ class AcceptanceCommand(Command):
 
 def _measured(args: AcceptanceCommand, path: str) -> dict[str, Any]:
     """Look drafts up in the texts, write the rounds where asked, and return the row of the table."""
+    from pdvsim.bench.output import optional_file
+    from pdvsim.cli.lookups import Drafted, looked_up, read_texts, rounds_of
     from pdvsim.sim.workload.acceptance import LONGEST
-    from pdvsim.study.lookups import Drafted, looked_up, read_texts, rounds_of
-    from pdvsim.study.output import optional_file
     from pdvsim.view.acceptance import row_of
 
     texts = read_texts(path, args.tokenizer)

@@ -8,6 +8,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from pdvsim.bench import output
 from pdvsim.cli.page import AnswerCommand
 from pdvsim.common.console import say
 from pdvsim.decide.advice import Advice
@@ -23,7 +24,6 @@ from pdvsim.sim.config import SHARDED, Arch, Experiment, Server, Traffic
 from pdvsim.sim.hardware.models import can_load
 from pdvsim.sim.limits import Budget, GpuHourUsd, Gpus, Redefined, RequestRate, Requests
 from pdvsim.sim.policies import USUAL_ARCHS
-from pdvsim.study import output
 
 MOST_GPUS = 64  # of a fleet, if no limit is given
 

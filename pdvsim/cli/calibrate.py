@@ -92,11 +92,11 @@ class CalibrateCommand(Command):
                 "name a folder of samples, logs of your engine with --from-vllm, or results with --from-bench"
             )
 
+        from pdvsim.bench import output
         from pdvsim.calibration.fit import build
         from pdvsim.calibration.fit.build import save
         from pdvsim.calibration.fit.gaps import join_s, read_gaps
         from pdvsim.calibration.fit.service import read_served
-        from pdvsim.study import output
 
         samples, served = build.read(self.samples), read_served(self.served)
         joined_s = join_s(read_gaps(self.served))
@@ -116,8 +116,8 @@ class CalibrateCommand(Command):
 
 def _kernels(args: CalibrateCommand, folder: str) -> int:
     """Tables of an engine's kernels."""
+    from pdvsim.bench import output
     from pdvsim.calibration.kernels import PARTS, as_bytes, left_out, pack
-    from pdvsim.study import output
 
     if args.engine in (None, "pdvsim") or args.gpu is None:
         raise ValueError("--from-kernels needs --engine (vllm, sglang or trtllm) and --gpu")
@@ -141,9 +141,9 @@ def _kernels(args: CalibrateCommand, folder: str) -> int:
 
 def _engine(args: CalibrateCommand) -> int:
     """Write the profile of the user's own engine, from whole steps; returns the exit code."""
+    from pdvsim.bench import output
     from pdvsim.calibration.fit.build import save
     from pdvsim.calibration.fit.engine import calibrate_engine, read_bench, read_logs
-    from pdvsim.study import output
 
     if args.pair is None or args.gpu is None:
         raise ValueError("--from-vllm needs --pair (the models it served) and --gpu")
@@ -165,7 +165,7 @@ def _engine(args: CalibrateCommand) -> int:
 
 
 def _plots(calibration: Calibration, folder: Path, stem: str) -> list[Path]:
-    from pdvsim.study.output import picture
+    from pdvsim.bench.output import picture
     from pdvsim.view.calibration_plots import corun_figure, solo_figure
 
     figures = {"solo": solo_figure(calibration.solos, calibration.profile.foundation)}

@@ -5,10 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from statistics import fmean
+from tempfile import TemporaryDirectory
 from typing import Any
 
+from pdvsim.bench import output
 from pdvsim.calibration.fit.bench import described, fit_bench, separation
-from pdvsim.calibration.validate.bench import BenchedLoad, read_load
+from pdvsim.calibration.validate.bench import BenchedLoad, check_drafter, read_load
 from pdvsim.common.console import say
 from pdvsim.common.files import write_whole
 from pdvsim.common.progress import Progress
@@ -16,9 +19,10 @@ from pdvsim.sim.config import Acceptance, Experiment, Hardware, Server
 from pdvsim.sim.metrics.summary import summarise
 from pdvsim.sim.relevance import vet
 from pdvsim.sim.run import simulate
-from pdvsim.study import output
 from pdvsim.view.table import grid, percent_cell
 
+FITTED = ("output_throughput", "mean_tpot_ms")
+WHEN = ("before", "after")
 COMPARED = {"output_throughput": "throughput", "mean_tpot_ms": "mean TPOT", "mean_ttft_ms": "mean TTFT"}
 
 
@@ -26,6 +30,8 @@ def correct(paths: Sequence[str], pair: str | None, hardware: Hardware, tokens: 
     """Fit the results of one server, write the correction and print what it explains; returns the exit code."""
     file = output.check_file(path)
     loads = [read_load(name) for name in paths]
+    if any(load.k for load in loads):
+        check_drafter(pair or _named(loads), Server())
     server = Server(pair or _named(loads), max_num_batched_tokens=tokens)
     hardware = replace(hardware, band=False)
     cases = [(load, load.experiment("colocated", Acceptance(), server, hardware, None)) for load in loads]
@@ -33,15 +39,23 @@ def correct(paths: Sequence[str], pair: str | None, hardware: Hardware, tokens: 
     fit = fit_bench(cases)
     about = {"pace_engine": hardware.predicted_engine, "model": server.pair, "gpu": hardware.gpu}
     document = fit.document() | about | {"fitted_to": list(paths)}
-    write_whole(file, (output.dumps(document) + "\n").encode())
     rows: list[dict[str, Any]] = []
-    with Progress(2 * len(cases), "simulations", as_json) as progress:
+    with Progress(2 * len(cases), "simulations", as_json) as progress, TemporaryDirectory() as scratch:
+        machine = Path(scratch) / "machine.json"
+        write_whole(machine, output.dumps(document).encode())
         for at, (name, (load, experiment)) in enumerate(zip(paths, cases, strict=True)):
             before = _errors(load, experiment)
             progress.update(2 * at + 1)
-            after = _errors(load, replace(experiment, hardware=replace(hardware, machine=str(file))))
+            after = _errors(load, replace(experiment, hardware=replace(hardware, machine=str(machine))))
             progress.update(2 * at + 2)
             rows.append({"bench": name, "before": before, "after": after})
+    without, corrected = (fmean(abs(row[when][m]) for row in rows for m in FITTED if m in row[when]) for when in WHEN)
+    if corrected > without:
+        raise ValueError(
+            "the correction predicts throughput and TPOT of these results worse than none "
+            f"({percent_cell(without)} off before, {percent_cell(corrected)} after): nothing is saved"
+        )
+    write_whole(file, (output.dumps(document) + "\n").encode())
     notes = separation(fit, len(paths))
     if as_json:
         print(output.dumps(document | {"results": rows, "notes": notes, "files": [str(file)]}))
@@ -71,7 +85,7 @@ def _errors(load: BenchedLoad, experiment: Experiment) -> dict[str, float]:
 
 def _change(row: dict[str, Any]) -> Any:
     def text(metric: str) -> str:
-        both = [row[when].get(metric) for when in ("before", "after")]
+        both = [row[when].get(metric) for when in WHEN]
         return "" if None in both else " -> ".join(percent_cell(error, "+") for error in both)
 
     return text

@@ -7,6 +7,8 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import ClassVar
 
+from pdvsim.bench import output
+from pdvsim.bench.estimate import forewarn
 from pdvsim.cli.page import AnswerCommand
 from pdvsim.decide.capacity import Capacities, Plan
 from pdvsim.decide.capacity_search import find_capacities
@@ -18,8 +20,6 @@ from pdvsim.decide.tune import most_runs
 from pdvsim.sim.config import Experiment
 from pdvsim.sim.limits import GpuHourUsd, Tolerance
 from pdvsim.sim.metrics.steady import LEAST
-from pdvsim.study import output
-from pdvsim.study.estimate import forewarn
 
 ESTIMATED_RUNS = 8  # of a search, for the progress bar
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import ClassVar
 
+from pdvsim.bench import output
 from pdvsim.cli.page import AnswerCommand
 from pdvsim.common.options import options
 from pdvsim.decide.draft_engines import EngineName
@@ -19,7 +20,6 @@ from pdvsim.sim.config import Scoring
 from pdvsim.sim.core import ServingEngine
 from pdvsim.sim.hardware.kernels import shipped_tables
 from pdvsim.sim.limits import BatchLimit, DraftLength, Jobs, LeastDraft, NumRuns, PartialShare, Redefined
-from pdvsim.study import output
 
 PREDICTED: dict[EngineName, ServingEngine] = {"vllm": "vllm", "sglang": "sglang", "tensorrt-llm": "trtllm"}
 

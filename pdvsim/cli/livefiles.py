@@ -3,28 +3,24 @@
 from __future__ import annotations
 
 import shlex
-import signal
 from collections.abc import Sequence
 from dataclasses import asdict
-from multiprocessing import get_context
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from pdvsim.bench import output
+from pdvsim.bench.results import load
 from pdvsim.cli.runfiles import RunFiles
 from pdvsim.common.commandline import command_line, flags_of
 from pdvsim.common.files import write_whole
 from pdvsim.live.knobs import Action, Knobs, Setup
+from pdvsim.live.pace import Child, Update
 from pdvsim.live.session import replay
 from pdvsim.sim.config import Experiment
-from pdvsim.study import output
-from pdvsim.study.results import load
 from pdvsim.view.report import page
 from pdvsim.view.report.document import build
 from pdvsim.view.run import Run
-
-if TYPE_CHECKING:
-    from pdvsim.live.pace import Update
 
 SET_BY_SESSION = ("arch", "num_prompts", "metric_percentiles")
 
@@ -84,11 +80,8 @@ class SavedSession:
     """Saves a session in a separate process, while the page continues."""
 
     def __init__(self, setup: Setup, shown: Update) -> None:
-        context = get_context("spawn")
-        self._pipe, theirs = context.Pipe()
         folder = Path(f"results/live-{output.now()}").absolute()
-        context.Process(target=_write, args=(theirs, setup, shown.actions, shown.now_s, folder), daemon=True).start()
-        theirs.close()
+        self._pipe = Child(_write, setup, shown.actions, shown.now_s, folder).pipe
 
     def outcome(self) -> str | None:
         """The outcome as text; None while it is running."""
@@ -99,7 +92,6 @@ class SavedSession:
 
 
 def _write(pipe: Connection, setup: Setup, actions: Sequence[Action], now_s: float, folder: Path) -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
         outcome: Any = write_session(setup, actions, now_s, folder)
     except (ValueError, OSError) as error:

@@ -6,6 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 
+from pdvsim.bench import output
+from pdvsim.bench.estimate import forewarn
 from pdvsim.cli.page import AnswerCommand
 from pdvsim.decide.figures import map_pictures
 from pdvsim.decide.fleet import ARCHS as FLEET_ARCHS
@@ -23,8 +25,6 @@ from pdvsim.sim.limits import Gpus, RequestRate, Requests, Share
 from pdvsim.sim.policies import USUAL_ARCHS
 from pdvsim.sim.relevance import applicable
 from pdvsim.sim.workload.asked import usual_acceptance
-from pdvsim.study import output
-from pdvsim.study.estimate import forewarn
 
 LOADS = (1, 4, 16, 64)
 ACCEPTANCES = (0.1, 0.3, 0.5, 0.7, 0.9)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from pdvsim.bench import output
 from pdvsim.cli.command import Command
 from pdvsim.common.console import say
 from pdvsim.common.files import write_whole
@@ -15,7 +16,6 @@ from pdvsim.common.version import __version__
 from pdvsim.decide.report import Answer
 from pdvsim.sim.assembly import covering_profile
 from pdvsim.sim.config import Experiment
-from pdvsim.study import output
 from pdvsim.view.report.sheet import Sheet
 
 

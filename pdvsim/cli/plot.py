@@ -42,12 +42,11 @@ class PlotCommand(Command):
     (default: p99_itl_ms)."""
 
     def execute(self) -> int:
+        from pdvsim.bench.output import check_folder, picture, save
+        from pdvsim.bench.results import load
         from pdvsim.decide.frontier import find_frontier, frontier_figure
-        from pdvsim.study.output import check_folder, picture, save
-        from pdvsim.study.results import load
-        from pdvsim.view.plots import slug, standing
-        from pdvsim.view.plots.custom import Layout, custom_figure
-        from pdvsim.view.plots.heatmap import check
+        from pdvsim.view.heatmap import check
+        from pdvsim.view.plots import Layout, custom_figure, slug, standing
 
         results = load(self.results)
         for line in results.incomplete:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import shlex
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
 from pdvsim.cli.command import Command
 from pdvsim.common.commandline import flags_of
@@ -14,32 +14,14 @@ from pdvsim.common.progress import Progress
 from pdvsim.profiler.options import Options
 from pdvsim.sim.hardware.links import NVLINK5_CARDS, nvlink_of
 from pdvsim.sim.hardware.models import GPUS, PRESETS, model_or_shard, pair
-from pdvsim.sim.limits import MeasuringSeconds, Range, Seed, check_ranges
 
 if TYPE_CHECKING:
     from pdvsim.profiler.samples import Samples
 
 
 @dataclass(frozen=True)
-class ProfileCommand(Command):
+class ProfileCommand(Command, Options):
     """Measure models on this machine's GPU: forwards, drafts and prefills alone, co-running pairs, and host costs."""
-
-    models: tuple[str, ...] = ()
-    """Presets to measure alone, e.g. tinyllama-1.1b,llama-2-7b, or shards of them, e.g. llama-3.1-70b/tp4."""
-    pairs: tuple[str, ...] = ()
-    """Pairs draft:target to measure co-running, with host costs."""
-    output: str = "results/profile"
-    """Folder for samples.parquet and header.json; if it has some, points that they lack are added."""
-    budget_s: MeasuringSeconds = 100.0
-    """Maximum seconds per model; skipped points are listed in the header."""
-    pair_budget_s: MeasuringSeconds = 60.0
-    """Maximum seconds per pair."""
-    quick: bool = False
-    """Measure only the most important points, with few repeats."""
-    seed: Seed = 0
-    """Seed of weights, caches and the order of points."""
-    jobs: Annotated[int, Range(0, 1024)] = 8
-    """Processes that compile kernels in advance; 0: none."""
 
     list_: bool = False
     """List the GPUs, models and profiles included in pdvsim; measure nothing."""
@@ -51,7 +33,7 @@ class ProfileCommand(Command):
             raise ValueError("--json needs --list")
         if not self.models and not self.pairs and not self.list_:
             raise ValueError("nothing to measure: name --models or --pairs")
-        check_ranges(self)
+        super().__post_init__()
 
     def execute(self) -> int:
         """After an interruption the finished parts are merged."""
@@ -66,25 +48,16 @@ class ProfileCommand(Command):
         if not torch.cuda.is_available():
             raise ValueError("no CUDA device: profiling needs one")
 
+        from pdvsim.bench.output import check_folder
         from pdvsim.profiler.measure import Profiler
         from pdvsim.profiler.samples import SAMPLES, load, merge, split
         from pdvsim.realrun.engine.arch import preset
-        from pdvsim.study.output import check_folder
 
         folder = check_folder(Path(self.output))
         parts = folder / "parts"
-        options = Options(
-            models=tuple(models),
-            pairs=tuple(pairs),
-            output=parts,
-            budget_s=self.budget_s,
-            pair_budget_s=self.pair_budget_s,
-            quick=self.quick,
-            seed=self.seed,
-            jobs=self.jobs,
-            command=shlex.join(["pdvsim", "profile", *flags_of(self, ProfileCommand(list_=True), ["list_"])]),
-        )
-        if (folder / SAMPLES).exists() and not any(parts.glob("*.npz")):
+        command = shlex.join(["pdvsim", "profile", *flags_of(self, ProfileCommand(list_=True), ["list_"])])
+        options = replace(self, models=tuple(models), pairs=tuple(pairs), output=str(parts), command=command)
+        if (folder / SAMPLES).exists() and not any(parts.glob("*.parquet")):
             split(load(folder), parts)
         lines: list[str] = []
         profiler = Profiler(options, preset, lines.append)
@@ -97,9 +70,8 @@ class ProfileCommand(Command):
         except KeyboardInterrupt:
             interrupted = True
         for line in lines:
-            if "throttled" in line or ": failed: " in line:
-                say("pdvsim", line)
-        part_files = sorted(parts.glob("*.npz"))
+            say("pdvsim", line)
+        part_files = sorted(parts.glob("*.parquet"))
         if part_files:
             print(summary(merge(part_files, folder)))
             say("pdvsim", f"saved {folder / 'samples.parquet'}, {folder / 'header.json'}")
@@ -119,10 +91,10 @@ def summary(samples: Samples) -> str:
 
 def _show_profiles(json: bool) -> int:
     """List the GPUs, models and profiles included in pdvsim; returns the exit code."""
-    from pdvsim.sim.hardware.composed import engine_profile
+    from pdvsim.bench import output
+    from pdvsim.sim.engines.profiles import engine_profile
     from pdvsim.sim.hardware.kernels import shipped_tables
     from pdvsim.sim.hardware.profile import builtin
-    from pdvsim.study import output
     from pdvsim.view.comparison import profiles_table
 
     profiles = [(name, "pdvsim", builtin(name)) for name in GPUS]

@@ -9,15 +9,18 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial
-from typing import Any
 
+from pdvsim.bench.output import dumps, optional_file
 from pdvsim.cli.run import RunCommand
 from pdvsim.common.commandline import parse
 from pdvsim.common.console import guarded, say
 from pdvsim.common.files import write_all, write_whole
 from pdvsim.common.version import __version__
+from pdvsim.decide import deploy
+from pdvsim.decide.served import Served, served_as
 from pdvsim.realrun.machine import Machine, refuse
 from pdvsim.sim.config import Experiment
+from pdvsim.sim.metrics.iterations import iteration_lines
 from pdvsim.sim.policies import archs_where, policy_of
 from pdvsim.sim.relevance import vet
 from pdvsim.view.run import Run
@@ -48,13 +51,17 @@ class RealrunCommand(RunCommand):
         return guarded("realrun", lambda: parse(cls, words, "realrun").execute(), last=argv is None)
 
     def execute(self) -> int:
-        refuse(self.experiment, self.machine)
-        if self.iteration_log and not policy_of(self.experiment.arch).in_steps():
+        experiment, engine = self.experiment, self.experiment.hardware.engine
+        elsewhere = engine not in (None, "pdvsim")
+        refuse(experiment, self.machine)
+        if self.iteration_log and not policy_of(experiment.arch).in_steps():
             fitting = archs_where(lambda policy: policy.in_steps())
             raise ValueError(f"--iteration-log needs one lane: --arch {' or '.join(fitting)}")
+        if elsewhere and (self.probe or self.trace_out or (self.iteration_log and engine != "vllm")):
+            raise ValueError(f"--probe, --trace-out and --iteration-log need launches, which --engine {engine} hides")
         if self.probe and (self.save_detailed or self.trace_out or self.html or self.iteration_log):
             raise ValueError("--probe serves no run: it writes -o or --save-result only")
-        vet([self.experiment])
+        vet([experiment])
         try:
             import torch
         except ImportError:
@@ -62,20 +69,22 @@ class RealrunCommand(RunCommand):
         if self.machine.device == "cuda" and not torch.cuda.is_available():
             raise ValueError("no CUDA device here; --device cpu --tiny runs the same program on the CPU")
 
+        from pdvsim.realrun.engines import EngineBench
         from pdvsim.realrun.site import Interrupted, probe, serve
-        from pdvsim.sim.metrics.iterations import iteration_lines
-        from pdvsim.study.output import dumps, optional_file
 
         files = self.files("telemetry")
         if self.probe:
-            record = dumps({"date": files.date, **probe(self.experiment, self.machine, self.json)})
+            record = dumps({"date": files.date, **probe(experiment, self.machine, self.json)})
             write_all({path: record.encode() for path in files.results})
             print(record)
             return 0
         steps = optional_file(self.iteration_log)
-        options: dict[str, Any] = {"quiet": self.json, "traced": bool(self.trace_out)}
         try:
-            result, asked = serve(self.experiment, self.machine, **options), None
+            if elsewhere:
+                with EngineBench(self.machine, server_line, self.json, steps) as bench:
+                    result, asked = bench.served(experiment), None
+            else:
+                result, asked = serve(experiment, self.machine, quiet=self.json, traced=bool(self.trace_out)), None
         except Interrupted as stop:
             if stop.result is None:
                 raise
@@ -83,12 +92,12 @@ class RealrunCommand(RunCommand):
             result.meta |= {"interrupted": True, "requests_asked": asked}
         run = Run(result)
         document = files.write(run)
-        if steps is not None:
+        if steps is not None and not elsewhere:
             write_whole(steps, "".join(f"{line}\n" for line in iteration_lines(result, "pdvsim", __version__)).encode())
         print(document if self.json else run.table())
         if files.paths:
             _say(f"saved {', '.join(map(str, files.paths))}")
-        held, wanted = result.meta["kv_capacity_tokens"], result.meta["kv_wanted_tokens"]
+        held, wanted = (result.meta.get(name, 0) for name in ("kv_capacity_tokens", "kv_wanted_tokens"))
         if held < wanted:
             _say(
                 f"the KV cache holds {held:,} tokens; all requests in flight may need {wanted:,}: some may have waited"
@@ -96,6 +105,16 @@ class RealrunCommand(RunCommand):
         if asked is not None:
             _say(f"interrupted: {len(result.requests['id'])} of {asked} requests had finished")
         return 130 if asked is not None else 0
+
+
+def server_line(experiment: Experiment) -> str:
+    """The command that starts an experiment's engine, as an advice prints it; a ValueError if the engine cannot."""
+    if not isinstance(served := served_as(experiment), Served):
+        raise ValueError(served)
+    block = deploy.vllm(served) if experiment.hardware.engine == "vllm" else deploy.sglang(served)[0]
+    if not block.text:
+        raise ValueError(f"{block.label}: {'; '.join(block.notes)}")
+    return block.text
 
 
 main = RealrunCommand.main

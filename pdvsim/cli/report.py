@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from pdvsim.bench.output import check_file
 from pdvsim.cli.command import Command
 from pdvsim.common.console import say
 from pdvsim.common.files import write_whole
@@ -23,8 +24,7 @@ class ReportCommand(Command):
     """HTML file to write."""
 
     def execute(self) -> int:
-        from pdvsim.study.output import check_file
-        from pdvsim.study.results import load
+        from pdvsim.bench.results import load
         from pdvsim.view.report.document import build
 
         results = load(self.results)

@@ -39,9 +39,9 @@ class ReproduceCommand(Command):
         check_ranges(self)
 
     def execute(self) -> int:
+        from pdvsim.bench import output
         from pdvsim.published.reproduce import reproduce, reproduction_text
         from pdvsim.published.tables import load_published
-        from pdvsim.study import output
 
         folder = output.check_folder(Path(self.output or f"results/reproduce-{self.table}-{output.now()}"))
         files = [output.check_file(folder / name) for name in ("cells.parquet", "reproduce.json")]

@@ -7,13 +7,13 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from pdvsim.bench.estimate import forewarn
+from pdvsim.bench.inputs import checked
 from pdvsim.cli.command import Command
 from pdvsim.common.console import say
 from pdvsim.common.presets import ExperimentOptions
 from pdvsim.common.progress import Progress
 from pdvsim.sim.config import Experiment
-from pdvsim.study.estimate import forewarn
-from pdvsim.study.inputs import checked
 from pdvsim.view.run import Run
 
 if TYPE_CHECKING:
@@ -67,9 +67,9 @@ class RunCommand(Command):
             raise ValueError(f"label is part of a file name: it must print and have no slash, got {self.label!r}")
 
     def execute(self) -> int:
+        from pdvsim.bench.band import ends, wanted
+        from pdvsim.bench.length import long_enough, too_short
         from pdvsim.sim.run import simulate
-        from pdvsim.study.band import ends, wanted
-        from pdvsim.study.length import long_enough, too_short
 
         checked(self.experiment)  # reports bad input before a folder is made
         files = self.files()
@@ -90,8 +90,8 @@ class RunCommand(Command):
 
     def files(self, *further_records: str) -> RunFiles:
         """The files that are asked for; a ValueError or OSError if one cannot be written."""
+        from pdvsim.bench.output import DETAILS, check_folder, now
         from pdvsim.cli.runfiles import RunFiles, result_name
-        from pdvsim.study.output import DETAILS, check_folder, now
 
         date = now()
         results = [Path(self.output)] if self.output else []

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
+from pdvsim.bench.output import check_file, check_overwrite, dumps, parquet, plain, records, run_document
 from pdvsim.common.files import Content, sealed, sha256, whole, write_all, write_whole
 from pdvsim.sim.config import Experiment
 from pdvsim.sim.metrics.timeline import trace
-from pdvsim.study.output import check_file, check_overwrite, dumps, parquet, plain, records, run_document
 from pdvsim.view.run import Run
 
 

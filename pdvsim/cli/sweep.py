@@ -8,6 +8,11 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from pdvsim.bench.estimate import cost, forewarn
+from pdvsim.bench.inputs import check_points
+from pdvsim.bench.pool import Backend, check_reachable, cores
+from pdvsim.bench.stats import over_replications, paired_differences, varied
+from pdvsim.bench.sweep import DEFAULT_RATES, Sweep
 from pdvsim.cli.command import Command
 from pdvsim.common.console import say
 from pdvsim.common.files import write_whole
@@ -15,21 +20,15 @@ from pdvsim.common.options import Option, converted, options
 from pdvsim.common.presets import ExperimentOptions
 from pdvsim.common.progress import Progress
 from pdvsim.common.spelling import nearest
-from pdvsim.common.workers import cores
 from pdvsim.sim.config import Acceptance, Arch, Experiment
 from pdvsim.sim.limits import Jobs, NumRuns, Paths, RequestRate, Requests
 from pdvsim.sim.policies import USUAL_ARCHS
-from pdvsim.study.backends import Backend, check_reachable
-from pdvsim.study.estimate import cost, forewarn
-from pdvsim.study.inputs import check_points
-from pdvsim.study.stats import over_replications, paired_differences, varied
-from pdvsim.study.sweep import DEFAULT_RATES, Sweep
 from pdvsim.view.setting import acceptance_notes
 
 if TYPE_CHECKING:
     import pandas as pd
 
-    from pdvsim.study.folder import SweepDir
+    from pdvsim.bench.folder import SweepDir
 
 VARIES_ACCEPTANCE = {"pair", "drafter", *(field.name for field in fields(Acceptance))}
 PAIRED_METRICS = ("output_throughput", "mean_e2el_ms", "mean_ttft_ms", "mean_tpot_ms")
@@ -77,16 +76,16 @@ class SweepOptions(ExperimentOptions):
 class SweepCommand(Command):
     """Simulate loads x architectures x varied flags x replications on all cores; print tables, save rows and a plot.
 
-    Each finished point is a file in the folder: after a crash, --resume runs the missing ones.
+    Each finished point is a line in the folder's rows.jsonl: after a crash, --resume runs the missing ones.
     """
 
     options: SweepOptions = field(default_factory=SweepOptions)
     output: str | None = None
-    """Folder for sweep.json, parts/, summary.parquet and sweep.png; default: results/sweep-DATE-TIME."""
+    """Folder for sweep.json, rows.jsonl, summary.parquet and sweep.png; default: results/sweep-DATE-TIME."""
     resume: bool = False
-    """Continue the sweep in the folder, if there is one: run the points that are missing or failed."""
+    """Continue the sweep in the folder, if there is one: run the points that are missing or failed, or are new."""
     continue_on_error: bool = False
-    """If a point fails, record the reason in failed/ and continue with the others."""
+    """If a point fails, record the reason in rows.jsonl and continue with the others."""
     save_detailed: bool = False
     """Also write each point's requests, launches and deliveries as parquet, to details/."""
     check: Paths = ()
@@ -109,66 +108,57 @@ class SweepCommand(Command):
 
     def execute(self) -> int:
         """Run the missing points; returns the exit code: 1 if some points failed."""
-        from pdvsim.study import output
-        from pdvsim.study.folder import SweepDir
-        from pdvsim.study.sweepcheck import read_config
+        from pdvsim.bench import output
+        from pdvsim.bench.folder import SweepDir
+        from pdvsim.bench.run import SweepInterrupted, run
 
         if self.check:
             return _check(self.check, self.json)
         date, csv = output.now(), output.optional_file(self.csv)
-        sweep = self.options.sweep
+        sweep, where = self.options.sweep, self.options.backend
         path = output.check_folder_name(Path(self.output or f"results/sweep-{date}"))
         folder = SweepDir(path, sweep, self.save_detailed)
-        check_points(sweep.points(), servable=not self.continue_on_error)  # before anything is written
+        points = sweep.points()
+        check_points(points, servable=not self.continue_on_error)  # before anything is written
         if self.dry_run:
             return _dry_run(folder, self)
 
-        where = self.options.backend
         check_reachable(where)
-        total = len(sweep.points())
-        failures, interrupted = 0, False
-        with folder.opened(date, self.resume):
+
+        def stopped(what: str) -> None:
+            done = f"{len(folder.done())} of {len(points)} points"
+            say("pdvsim", f"{what}: {done} are in {path}; continue with --resume")
+
+        with folder.opened(date, self.resume) as kept:
             if where.scheduler is None:
-                forewarn([point.experiment for point in sweep.points()], where.jobs)
-            survey = folder.survey()
-            for line in survey.notices():
-                _notice(f"{folder.path}: {line}")
-            rows = survey.rows
+                forewarn([point.experiment for point in points], where.jobs)
             try:
-                with Progress(total, "points", self.json, after_s=0) as progress:
-                    failures = folder.run(where, self.continue_on_error, progress.update, rows, _notice)
-            except KeyboardInterrupt:
-                interrupted = True
-            except (ValueError, OSError):
-                _notice(f"stopped: {_kept(folder, len(rows), total)}")
-                raise
-            if interrupted:  # no plot and no tables, as the user is waiting
-                if rows:
-                    folder.summarise(rows, None)
-                _notice(f"interrupted: {_kept(folder, len(rows), total)}")
+                with Progress(len(points), "points", self.json, after_s=0) as progress:
+                    rows = run(points, where, progress.update, kept, folder.details, self.continue_on_error)
+            except SweepInterrupted as stop:  # no plot and no tables, as the user is waiting
+                folder.summarise(stop.rows, date, None)
+                stopped("interrupted")
                 return 130
-            frame, saved = folder.summarise(rows, partial(_draw, sweep))
+            except (ValueError, OSError):
+                stopped("stopped")
+                raise
+            frame, saved = folder.summarise(rows, date, partial(_draw, sweep))
             if csv is not None:
                 write_whole(csv, output.csv(frame))
                 saved = [*saved, csv]
-            config = {k: v for k, v in read_config(folder.path).items() if k not in ("sha256", "made")}
-        if len(frame):
-            _print_sweep(frame, sweep, config, self)
+        config = {"date": date} | {name: value for name, value in folder.config.items() if name != "keys"}
+        if rows:
+            _print_sweep(frame, config, self)
         elif self.json:
-            print(output.dumps({**config, "points": []}))
+            print(output.dumps(config | {"points": []}))
         say("pdvsim", f"saved {', '.join(map(str, saved))}")
-        if failures:
-            say("pdvsim", f"{failures} of {total} points failed; the reasons are in {folder.path / 'failed'}")
+        if failures := len(points) - len(rows):
+            say("pdvsim", f"{failures} of {len(points)} points failed; the reasons are in {path / 'rows.jsonl'}")
         return 1 if failures else 0
 
 
 assert DEFAULT_RATES == (1, 2, 4, 8, 16, 32, 64), "the help of --request-rate names the default loads"
-OWN_LISTS = {
-    "arch": "--arch",
-    "request_rate": "--request-rate",
-    "max_concurrency": "--concurrency",
-    "seed": "--num-runs",
-}
+OWN_LISTS = {"arch": "arch", "request_rate": "request-rate", "max_concurrency": "concurrency", "seed": "num-runs"}
 
 
 def axes(tokens: Sequence[str]) -> dict[str, tuple[Any, ...]]:
@@ -183,7 +173,7 @@ def axes(tokens: Sequence[str]) -> dict[str, tuple[Any, ...]]:
             if name not in known:
                 raise ValueError(f"vary: unknown flag {flag}{nearest(name, known).replace('_', '-')}")
             if name in OWN_LISTS:
-                raise ValueError(f"vary: use {OWN_LISTS[name]} for {flag}")
+                raise ValueError(f"vary: use --{OWN_LISTS[name]} for {flag}")
             if name in texts:
                 raise ValueError(f"vary names {flag} twice")
             last = texts[name] = []
@@ -205,13 +195,10 @@ def _varied(option: Option, text: str) -> Any:
     return converted(option, text.split("+") if option.is_list else text)
 
 
-_notice = partial(say, "pdvsim")
-
-
 def _check(results: Sequence[str], json: bool) -> int:
     """Check sweep folders and JSON files of runs; returns 0 if all are complete and unchanged, else 1."""
-    from pdvsim.study.output import dumps
-    from pdvsim.study.sweepcheck import check_run, check_sweep
+    from pdvsim.bench.folder import check_run, check_sweep
+    from pdvsim.bench.output import dumps
 
     verdicts = {name: (check_sweep if Path(name).is_dir() else check_run)(Path(name)) for name in results}
     if json:
@@ -229,20 +216,16 @@ def _draw(sweep: Sweep, frame: pd.DataFrame) -> bytes:
     return sweep_png(frame, asdict(sweep.base))
 
 
-def _kept(folder: SweepDir, done: int, total: int) -> str:
-    return f"{done} of {total} points are in {folder.path}; continue with --resume"
-
-
 def _dry_run(folder: SweepDir, args: SweepCommand) -> int:
     """List the points and the estimated time; writes nothing."""
-    from pdvsim.study import output
-    from pdvsim.study.folder import listed
+    from pdvsim.bench import output
     from pdvsim.view.comparison import points_table
 
     folder.check(args.resume)
     points = folder.sweep.points()
-    done = set(folder.survey().rows) if args.resume else set()
-    rows = listed(points, done)
+    done = set(folder.done()) if args.resume else set()
+    state = ("to do", "done")
+    rows = [{"point": i} | p.labels | {"state": state[i in done]} for i, p in enumerate(points)]
     needed_s = cost([p.experiment for i, p in enumerate(points) if i not in done]).core_s
     left, cluster = max(1, len(points) - len(done)), args.options.scheduler is not None
     jobs = None if cluster else min(args.options.jobs or cores(), left)
@@ -258,8 +241,9 @@ def _dry_run(folder: SweepDir, args: SweepCommand) -> int:
     return 0
 
 
-def _print_sweep(frame: pd.DataFrame, sweep: Sweep, config: dict[str, Any], args: SweepCommand) -> None:
-    from pdvsim.study import output
+def _print_sweep(frame: pd.DataFrame, config: dict[str, Any], args: SweepCommand) -> None:
+    sweep = args.options.sweep
+    from pdvsim.bench import output
     from pdvsim.view.comparison import paired_table
     from pdvsim.view.points import sweep_table
     from pdvsim.view.serving import serving_table

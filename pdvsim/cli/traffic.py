@@ -57,7 +57,7 @@ class TrafficCommand(Command):
     """Print one JSON document instead of text."""
 
     def execute(self) -> int:
-        from pdvsim.study.output import check_overwrite, dumps, optional_file, picture, save
+        from pdvsim.bench.output import check_overwrite, dumps, optional_file, picture, save
 
         given, path = self.given, optional_file(self.output)
         if path is not None:

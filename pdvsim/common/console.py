@@ -21,7 +21,6 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from pdvsim.common import tracker
 from pdvsim.common.files import write_whole
 from pdvsim.common.version import __version__
 from pdvsim.sim.hardware.names import Doubt, Note
@@ -82,7 +81,6 @@ def one_line(text: str) -> str:
 def _notes_printed(program: str) -> Iterator[None]:
     """Notes and doubts as lines on standard error, each once; other warnings as Python shows them."""
     shown: set[str] = set()
-    warnings.filterwarnings("ignore", tracker.DIED)  # permanently: loky's semaphores are removed when Python ends
     with warnings.catch_warnings():
         as_usual = warnings.showwarning
         warnings.simplefilter("always", Note)

@@ -19,7 +19,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from pdvsim.sim.reading import opened, read_bytes
+from pdvsim.sim.reading import opened
 
 SEAL = "sha256"
 TEMPORARY = ".pdvsim-*.tmp"  # left by a killed process
@@ -83,6 +83,23 @@ def write_all(files: Mapping[Path, Content | None], replace: bool = False) -> No
     for path, data in files.items():
         if data is None:
             path.unlink(missing_ok=True)
+
+
+def append(path: Path, line: bytes) -> None:
+    """Add a line in one call to the system; an OSError names the file."""
+    try:
+        with path.open("ab", buffering=0) as file:
+            file.write(line)
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, str(path)) from None
+
+
+def cut(path: Path) -> None:
+    """Make a file of lines, or remove its last line if it was not written to its end."""
+    data = path.read_bytes() if path.is_file() else b""
+    if not data.endswith(b"\n"):
+        path.touch()
+        os.truncate(path, data.rfind(b"\n") + 1)
 
 
 def check_writable(path: Path) -> None:
@@ -156,12 +173,3 @@ def sealed(document: Mapping[str, Any]) -> dict[str, Any]:
 def unbroken(document: Any) -> bool:
     """Whether a document matches its seal."""
     return isinstance(document, dict) and document.get(SEAL) == fingerprint(document)
-
-
-def read_sealed(path: Path) -> dict[str, Any] | None:
-    """The sealed document in a file; None if it is not a regular file, has none, or was changed."""
-    try:
-        document = json.loads(read_bytes(path))
-    except (OSError, ValueError, RecursionError):
-        return None
-    return document if unbroken(document) else None

@@ -10,8 +10,11 @@ from collections import Counter
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from pdvsim.bench import output
+from pdvsim.bench.length import length_of, too_short
+from pdvsim.bench.pool import Row
+from pdvsim.bench.stats import Interval, interval
 from pdvsim.common.commandline import command_line
-from pdvsim.common.outcomes import Row
 from pdvsim.decide import surroundings
 from pdvsim.decide.capacity import Capacities
 from pdvsim.decide.goal import NAMES, attained, level_title
@@ -23,9 +26,6 @@ from pdvsim.decide.served import Block, Deployment, unknown_head
 from pdvsim.decide.space import settings_text
 from pdvsim.decide.tune import Search
 from pdvsim.sim.config import Experiment
-from pdvsim.study import output
-from pdvsim.study.length import length_of, too_short
-from pdvsim.study.stats import Interval, interval
 from pdvsim.view.report.sheet import Highlight, Showable
 from pdvsim.view.setting import acceptance_notes, is_assumed, is_published, measure_notes, recorded_elsewhere
 from pdvsim.view.style import metric_label

@@ -20,7 +20,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from pdvsim.common.outcomes import Row
+from pdvsim.bench import output
+from pdvsim.bench.length import CLOSE, length_of, mean_turns, service_s, with_length
+from pdvsim.bench.pool import Row
+from pdvsim.bench.stats import interval
 from pdvsim.decide.error import lead_error
 from pdvsim.decide.goal import Goal
 from pdvsim.decide.race import Contest, contest, threshold_text
@@ -40,9 +43,6 @@ from pdvsim.sim.limits import (
 )
 from pdvsim.sim.metrics.steady import LEAST, Length, first_uses, rate_length
 from pdvsim.sim.relevance import vet
-from pdvsim.study import output
-from pdvsim.study.length import CLOSE, length_of, mean_turns, service_s, with_length
-from pdvsim.study.stats import interval
 from pdvsim.view.comparison import interval_note
 from pdvsim.view.report.sheet import Showable
 from pdvsim.view.setting import acceptance_notes

@@ -13,7 +13,8 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from pdvsim.common.outcomes import Row
+from pdvsim.bench.length import service_s
+from pdvsim.bench.pool import Row
 from pdvsim.decide.capacity import Capacities, Case, Plan
 from pdvsim.decide.edge import Bracketing, Edge, Ends, find_edge, lockstep
 from pdvsim.decide.formula import Formula
@@ -29,7 +30,6 @@ from pdvsim.decide.runs import (
 from pdvsim.decide.space import Space, with_best_length
 from pdvsim.decide.tune import Search, tuned
 from pdvsim.sim.config import Arch, Experiment, Server
-from pdvsim.study.length import service_s
 
 WIDE, NARROW = 0.15, 0.06  # largest first step of a search, as a logarithm; the second if the edge is about known
 COARSE = 0.1  # tolerance of the search before tuning

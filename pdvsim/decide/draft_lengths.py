@@ -18,6 +18,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from pdvsim.bench.stats import interval
 from pdvsim.decide.draft_table import HOLD, PLAIN, Border, DraftQuestion, DraftTable, SizeAndLength, Tier
 from pdvsim.decide.edge import first_where
 from pdvsim.decide.formula import RATES
@@ -26,7 +27,6 @@ from pdvsim.decide.speeds import Logs, Speeds
 from pdvsim.sim.assembly import ServerParts, covering_profile, models_of
 from pdvsim.sim.config import Experiment, Server
 from pdvsim.sim.hardware.profile import Profile
-from pdvsim.study.stats import interval
 
 TRIED_SIZES = 16  # of a tier, at these rates
 SIZE_RATIO = 8

@@ -6,6 +6,10 @@ import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
 
+from pdvsim.bench import output
+from pdvsim.bench.inputs import checked
+from pdvsim.bench.length import given_length, mean_turns, with_length
+from pdvsim.bench.stats import Interval
 from pdvsim.decide.deploy import sglang, tensorrt_llm, vllm
 from pdvsim.decide.draft_engines import ENGINES, IDLE_DRAFTER, EngineFacts, EngineName
 from pdvsim.decide.report import NO_DRAFTS, Answer, Report, lengths_note, plural
@@ -15,10 +19,6 @@ from pdvsim.sim.assembly import profile_of
 from pdvsim.sim.config import Experiment
 from pdvsim.sim.limits import DraftLength, LeastDraft, NumRuns, PartialShare, Range, Requests, check, check_ranges
 from pdvsim.sim.metrics.steady import loop_length
-from pdvsim.study import output
-from pdvsim.study.inputs import checked
-from pdvsim.study.length import given_length, mean_turns, with_length
-from pdvsim.study.stats import Interval
 from pdvsim.view.report.sheet import Showable
 from pdvsim.view.setting import acceptance_notes
 from pdvsim.view.table import grid

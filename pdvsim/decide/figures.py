@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from pdvsim.bench.stats import Interval, interval
 from pdvsim.decide.advice import CONFIDENCE, FLIPS, Advice
 from pdvsim.decide.capacity import Capacities
 from pdvsim.decide.goal import NAMES, level_title
@@ -20,7 +21,6 @@ from pdvsim.decide.surroundings import Flips
 from pdvsim.decide.winners import WinnerMap, confidence_text
 from pdvsim.sim.config import Experiment
 from pdvsim.sim.policies import policy_of
-from pdvsim.study.stats import Interval, interval
 from pdvsim.view.figure import legend_above, new_figure, styled, titled
 from pdvsim.view.forest import forest_figure
 from pdvsim.view.setting import points_line, run_seeds, setting_line

@@ -7,13 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
+from pdvsim.bench.length import length_of, mean_turns, with_length
 from pdvsim.decide.formula import Formula
 from pdvsim.decide.race import Finals, race
 from pdvsim.decide.runs import Bench, load_axis, replications
 from pdvsim.decide.tune import Search, tuned
 from pdvsim.sim.config import Experiment
 from pdvsim.sim.metrics.steady import rate_length
-from pdvsim.study.length import length_of, mean_turns, with_length
 
 FINALISTS = 4  # architectures replicated, in addition to plain decoding
 LENGTHENED = 2  # times that finalists may turn out to need longer runs

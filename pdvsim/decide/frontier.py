@@ -15,12 +15,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal
 
+from pdvsim.bench.stats import Interval, interval, varied
 from pdvsim.decide.error import lead_error
 from pdvsim.decide.race import LEAST_SEEDS, corrected, exceeds, few_text, shares
 from pdvsim.decide.report import positive
 from pdvsim.decide.runs import kept_up
 from pdvsim.sim.config import Experiment, Hardware, Scoring, Server
-from pdvsim.study.stats import Interval, interval, varied
 from pdvsim.view import table
 from pdvsim.view.comparison import interval_note
 from pdvsim.view.figure import label_points, new_figure, styled, titled

@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Literal, get_args
 
-from pdvsim.common.outcomes import Row
+from pdvsim.bench.pool import Row
 from pdvsim.decide.runs import kept_up
 from pdvsim.sim.config import Experiment, Scoring
 from pdvsim.sim.limits import LeastShare, check_ranges

@@ -19,13 +19,13 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from pdvsim.common.outcomes import Row
+from pdvsim.bench.pool import Row
+from pdvsim.bench.stats import CONFIDENCE, Interval, interval
 from pdvsim.decide.error import lead_error
 from pdvsim.decide.goal import Goal
 from pdvsim.decide.runs import Bench, kept_up
 from pdvsim.decide.space import complexity
 from pdvsim.sim.config import Experiment
-from pdvsim.study.stats import CONFIDENCE, Interval, interval
 from pdvsim.view.table import cell
 
 LEAST_SEEDS = 5

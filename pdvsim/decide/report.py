@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from html import escape
 from typing import TYPE_CHECKING, Any
 
-from pdvsim.common.outcomes import Row
+from pdvsim.bench.pool import Row
+from pdvsim.bench.stats import Interval
 from pdvsim.common.version import __version__
 from pdvsim.sim.config import BY_SEED, Experiment, Traffic
-from pdvsim.study.stats import Interval
 from pdvsim.view.comparison import founded, most_outside
 from pdvsim.view.report.sheet import PageSection, parts_html
 from pdvsim.view.setting import lengths_text

@@ -12,14 +12,15 @@ from functools import lru_cache
 from itertools import islice
 from typing import Any, Literal
 
-from pdvsim.common.outcomes import Row
+from pdvsim.bench.length import CLOSE, given_length, length_of, mean_turns, needed_length, sized, with_length
+from pdvsim.bench.pool import Backend, Row
+from pdvsim.bench.rows import cache_rows
+from pdvsim.bench.run import SweepInterrupted, run
+from pdvsim.bench.sweep import Point
 from pdvsim.sim.config import Acceptance, Experiment, Hardware, Traffic
 from pdvsim.sim.metrics.steady import LEAST, LEAST_LOOP, Length, loop_length
 from pdvsim.sim.relevance import applicable
 from pdvsim.sim.workload.requests import Workload
-from pdvsim.study.backends import Backend
-from pdvsim.study.length import CLOSE, given_length, length_of, mean_turns, needed_length, sized, with_length
-from pdvsim.study.sweep import Point, SweepInterrupted, run_sweep
 
 LoadAxis = Literal["load", "concurrency", "requests"]
 
@@ -47,7 +48,7 @@ class Bench:
         self.progress = progress or (lambda done: None)
         self.band = band
         self.runs = 0
-        self._known: dict[Experiment, Row] = {}
+        self._known, self._kept = dict[Experiment, Row](), cache_rows()  # of this decision, and of earlier ones
 
     def rows(self, experiments: Sequence[Experiment]) -> list[Row]:
         """One row per experiment, in order. Ctrl-C raises KeyboardInterrupt; finished rows are kept."""
@@ -57,12 +58,11 @@ class Bench:
         new.sort(key=lambda experiment: -experiment.traffic.num_prompts)
         points = [Point("request_rate", e.traffic.request_rate, at, e) for at, e in enumerate(new)]
         before = self.runs
-        if points:
-            try:
-                self._keep(new, run_sweep(points, Backend(self.jobs), lambda done: self.progress(before + done)))
-            except SweepInterrupted as stop:
-                self._keep(new, stop.rows)
-                raise
+        try:
+            self._keep(new, run(points, Backend(self.jobs), lambda done: self.progress(before + done), self._kept))
+        except SweepInterrupted as stop:
+            self._keep(new, stop.rows)
+            raise
         return self.known(asked) or []
 
     def sized(self, experiment: Experiment) -> Experiment:

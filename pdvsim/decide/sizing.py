@@ -14,6 +14,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 
+from pdvsim.bench.length import length_of, with_length
 from pdvsim.decide.edge import Ends, find_edge, first_where, lockstep
 from pdvsim.decide.fleet import Contender, copies
 from pdvsim.decide.formula import Formula, Predicted
@@ -22,7 +23,6 @@ from pdvsim.decide.report import gpus_text
 from pdvsim.decide.runs import Bench, at_rate, shortened
 from pdvsim.decide.space import Space, with_best_length
 from pdvsim.sim.config import Experiment
-from pdvsim.study.length import length_of, with_length
 
 WORTH = 1.5  # times the GPUs of the smallest fleet, up to which others are compared
 MOST_FLEETS = 4  # in addition to plain decoding

@@ -9,11 +9,11 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
+from pdvsim.bench.stats import Interval, interval
 from pdvsim.decide.draft_table import PLAIN, DraftQuestion, SizeAndLength
 from pdvsim.decide.formula import JOINING_ROUNDS, SAMPLED_REQUESTS, Formula
 from pdvsim.decide.runs import Bench
 from pdvsim.sim.config import Acceptance
-from pdvsim.study.stats import Interval, interval
 
 Logs = NDArray[np.float64]  # log tokens per second: one row per batch size, one column per draft length
 

@@ -20,7 +20,9 @@ from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
-from pdvsim.common.outcomes import Row
+from pdvsim.bench.length import length_of, with_length
+from pdvsim.bench.pool import Row
+from pdvsim.bench.stats import Interval, interval
 from pdvsim.decide.capacity import Capacities, Plan
 from pdvsim.decide.capacity_search import find_capacities
 from pdvsim.decide.edge import Ends, edge_of, find_edge
@@ -37,8 +39,6 @@ from pdvsim.sim.core import LOOKED_UP
 from pdvsim.sim.metrics.steady import LEAST
 from pdvsim.sim.relevance import applicable
 from pdvsim.sim.workload.acceptance import expected_tokens
-from pdvsim.study.length import length_of, with_length
-from pdvsim.study.stats import Interval, interval
 
 EDGE_CELLS = 8  # an edge is found to this share of the distance between two places
 RUN_SHARE = 0.3  # of what a final run measures

@@ -19,7 +19,9 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
-from pdvsim.common.outcomes import Row
+from pdvsim.bench import output
+from pdvsim.bench.pool import Row
+from pdvsim.bench.stats import Interval, over_replications, paired_differences
 from pdvsim.decide.error import lead_error
 from pdvsim.decide.finals import decided
 from pdvsim.decide.formula import break_even_rate
@@ -43,8 +45,6 @@ from pdvsim.decide.space import drafts_text, settings_text
 from pdvsim.decide.tune import Search
 from pdvsim.sim.config import Arch, Experiment
 from pdvsim.sim.metrics.summary import percentile_name
-from pdvsim.study import output
-from pdvsim.study.stats import Interval, over_replications, paired_differences
 from pdvsim.view import table
 from pdvsim.view.comparison import founded, stability_text, uncertainty
 from pdvsim.view.report.sheet import PageSection

@@ -29,8 +29,8 @@ KEPT_S = 120.0
 STRIP_S = 0.2  # window of single launches; less than a slot
 LATENCIES = ("ttft", "tpot", "itl", "e2el")
 MARKS = (50.0, 95.0, 99.0)
-HISTOGRAM_BINS = 36
 DRAFT = KINDS.index("draft")
+HISTOGRAM_BINS = 36
 QUARTERS, LEAST_SLOTS = 4, 16  # for judging whether a queue grows
 
 
@@ -203,18 +203,16 @@ def grows(waiting: Sequence[int], arrived: int) -> bool:
 
 
 def binned(figures: Sequence[dict[str, Any]]) -> None:
-    """Replace values by histograms with common bins; edges in milliseconds, and shares."""
+    """Replace values by their counts between edges in milliseconds that all have in common."""
     for metric in LATENCIES:
         seen = np.concatenate([shown["spreads"][metric][0] for shown in figures])
         seen = seen[seen > 0] * 1e3
         low, high = (float(seen.min()), float(seen.max())) if len(seen) else (1.0, 10.0)
         edges_ms = np.geomspace(low * 0.98, max(high, low * 1.1) * 1.02, HISTOGRAM_BINS + 1)
         for shown in figures:
-            values, counts = shown["spreads"][metric]
-            heights = np.histogram(values * 1e3, edges_ms, weights=counts)[0]
-            shown.setdefault("histograms", {})[metric] = edges_ms, heights / max(1, counts.sum())
-    for shown in figures:
-        del shown["spreads"]
+            values, counts = shown["spreads"].pop(metric)
+            found = np.histogram(values * 1e3, edges_ms, weights=counts)[0]
+            shown.setdefault("histograms", {})[metric] = edges_ms, found
 
 
 def _joined(slots: Sequence[Slot]) -> Columns:

@@ -6,6 +6,7 @@ as fast as it can, and the page shows that speed.
 
 from __future__ import annotations
 
+import os
 import signal
 from collections.abc import Callable
 from contextlib import suppress
@@ -31,6 +32,7 @@ SLICES = 4  # approximate number per update
 SPEEDS = (1.0, 10.0, 100.0, float("inf"))
 WINDOWS_S = (10.0, 30.0, KEPT_S)
 WINDOW_S = 30.0
+SAFE_PATH = "PYTHONSAFEPATH"
 
 
 @dataclass
@@ -98,7 +100,7 @@ class Pacer:
     def shown(self) -> Update:
         """The current update."""
         session, figures = self.session, self.session.figures(self.window_s)
-        binned(figures)
+        binned(figures)  # here: a pipe is slow for every value
         return Update(
             session.now_s, session.knobs, figures, self.running, self.speed, self._measured_speed, self.window_s,
             list(session.actions), self.orders, self.refusal,
@@ -107,7 +109,6 @@ class Pacer:
 
 def drive(pipe: Connection, setup: Setup, speed: float, window_s: float) -> None:
     """Run a session until it is stopped or the pipe is closed; one that ends by itself sends the page the reason."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the page handles Ctrl-C and then ends this process
     with suppress(EOFError, OSError):
         try:
             paced = Pacer(setup, speed, window_s)
@@ -125,15 +126,39 @@ def drive(pipe: Connection, setup: Setup, speed: float, window_s: float) -> None
             pipe.send(str(error))
 
 
+class Child:
+    """A function in a process of its own, at the other end of a pipe.
+
+    The process imports nothing from the current folder, and leaves Ctrl-C to this one, which then ends it.
+    """
+
+    def __init__(self, function: Callable[..., None], *args: Any) -> None:
+        context = get_context("spawn")
+        self.pipe, theirs = context.Pipe()
+        self.process = context.Process(target=_uninterrupted, args=(function, theirs, *args), daemon=True)
+        before = os.environ.get(SAFE_PATH)
+        os.environ[SAFE_PATH] = "1"  # a signal.py in the current folder would run in place of the standard library's
+        try:
+            self.process.start()
+        finally:
+            if before is None:
+                del os.environ[SAFE_PATH]
+            else:
+                os.environ[SAFE_PATH] = before
+        theirs.close()
+
+
+def _uninterrupted(function: Callable[..., None], *args: Any) -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    function(*args)
+
+
 class Feed:
     """The latest update of the process, and its orders."""
 
     def __init__(self, driver: Callable[..., None], *args: Any) -> None:
-        context = get_context("spawn")
-        self._pipe, theirs = context.Pipe()
-        self._process = context.Process(target=driver, args=(theirs, *args), daemon=True)
-        self._process.start()
-        theirs.close()
+        child = Child(driver, *args)
+        self._pipe, self._process = child.pipe, child.process
         self.pictures = self.ordered = 0
         self.ended = ""  # reason, if it ended by itself
         try:

@@ -24,7 +24,7 @@ from tornado.httpserver import HTTPServer
 from tornado.httputil import HTTPServerRequest
 from tornado.ioloop import IOLoop, PeriodicCallback
 from tornado.netutil import bind_sockets
-from tornado.web import Application, ErrorHandler, HTTPError, RequestHandler, StaticFileHandler
+from tornado.web import Application, ErrorHandler, RequestHandler
 from tornado.websocket import WebSocketClosedError, WebSocketHandler
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ class _Site(Application):
         self.names, self.any_address, self.token, self.show = names, any_address, token, show
         self.page, self.viewers = show.html(), set[_Viewer]()
         super().__init__(
-            [(r"/", _Page), (r"/ws", _Viewer), (r"/static/(.*)", _Static, {"path": show.static})],
+            [(r"/", _Page), (r"/ws", _Viewer)],
             websocket_ping_interval=PING_S, websocket_max_message_size=COMMAND_BYTES, log_function=lambda handler: None,
         )  # fmt: skip
 
@@ -84,14 +84,6 @@ class _Guarded(RequestHandler):
 class _Page(_Guarded):
     def get(self) -> None:
         self.write(self.application.page)
-
-
-class _Static(_Guarded, StaticFileHandler):
-    async def get(self, path: str, include_body: bool = True) -> None:
-        try:
-            await super().get(path, include_body)
-        except ValueError:  # no file can have this name
-            raise HTTPError(404) from None
 
 
 class _Viewer(_Guarded, WebSocketHandler):
@@ -160,7 +152,7 @@ class PageServer:
         logging.getLogger("tornado.general").setLevel(logging.ERROR)  # hides malformed requests
         loop = IOLoop.current()
         site = _Site(self._names, self._everywhere, self.token, show)
-        server = HTTPServer(site)
+        server = HTTPServer(site, max_body_size=COMMAND_BYTES)  # more is refused unread
         server.add_sockets(self._sockets)
 
         def send_updates() -> None:

@@ -68,14 +68,14 @@ class PoissonProgram(PublishedProgram):
     def prefill(self) -> Process:
         """Admit one request."""
         job = self.waiting.popleft()
-        yield from self.submit(self.forwards.prefill())
+        yield from self.submit(self.forwards.prefill)
         self.decoding.append(job)
 
     def turn(self) -> Process:
         """Up to `limit` requests get one round each, one after the other; those unfinished queue up again."""
         batch = [self.decoding.popleft() for _ in range(min(self.limit, len(self.decoding)))]
         for job in batch:
-            yield from self.submit(self.forwards.draft(1, job.length) + self.forwards.verify(1, job.length))
+            yield from self.submit(self.forwards.round)
             job.emit(self.env.now)
         for job in batch:
             if job.over:

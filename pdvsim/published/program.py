@@ -16,7 +16,7 @@ from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from itertools import islice
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import simpy
@@ -140,13 +140,6 @@ def _gaps(rng: np.random.RandomState, rate_per_s: float, window_s: float) -> Ite
         now_s += float(rng.exponential(1 / rate_per_s))
 
 
-class Forwards(Protocol):
-    """The forwards of one round and of a prefill, in order, in seconds."""
-
-    def draft(self, rows: int, length: int) -> list[float]: ...
-    def verify(self, rows: int, length: int) -> list[float]: ...
-
-
 @dataclass(frozen=True, slots=True)
 class WholeSequence:
     """No KV cache: every forward computes all `rows` x `length` tokens again, padded to the longest row.
@@ -178,18 +171,15 @@ class Cached:
     draft_s: float
     target_s: float
 
-    def draft(self, rows: int, length: int) -> list[float]:
-        assert rows == 1, "nothing was batched"
-        return [self.draft_s] * K
-
-    def verify(self, rows: int, length: int) -> list[float]:
-        """Two forwards: the drafts are checked, then the correction enters the cache."""
-        assert rows == 1, "nothing was batched"
-        return [self.target_s] * 2
-
+    @property
     def prefill(self) -> list[float]:
         """Both models prefill the prompt."""
         return [self.draft_s, self.target_s]
+
+    @property
+    def round(self) -> list[float]:
+        """Drafts, and two forwards of the target: the drafts are checked, then the correction enters the cache."""
+        return [self.draft_s] * K + [self.target_s] * 2
 
 
 class PublishedProgram:

@@ -11,7 +11,6 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from importlib.resources import files
-from itertools import chain
 from pathlib import Path
 
 import numpy as np
@@ -160,11 +159,3 @@ def many_requests(acceptance: dict[str, float], requests: int, output_tokens: in
         ranks <= 1, low + (middle - low) * ranks**power, middle + (high - middle) * np.maximum(ranks - 1, 0) ** power
     )
     return [(output_tokens, math.ceil(output_tokens / (K * a) - 1e-9)) for a in spread.tolist()]
-
-
-def common(one: Mix, other: Mix) -> tuple[int, int]:
-    """The one request that two rows share."""
-    shared = set(one) & set(other)
-    if len(shared) != 1:
-        raise ValueError(f"the rows share {len(shared)} requests, not one: {sorted(chain(one, other))}")
-    return shared.pop()

@@ -20,7 +20,6 @@ import numpy as np
 import simpy
 
 from pdvsim.published.program import (
-    Forwards,
     Process,
     PublishedJob,
     PublishedProgram,
@@ -36,7 +35,6 @@ from pdvsim.published.tables import (
     Mix,
     Published,
     TableRow,
-    common,
     five_requests,
     many_requests,
     tokens_and_rounds,
@@ -56,7 +54,7 @@ SINGLE, FIVE = 1, 3  # the "concurrency" of the rows of one and of five requests
 class ThreeWayConfig:
     """What the three programs share."""
 
-    forwards: Forwards
+    forwards: WholeSequence
     overlap_s: float = 0.0  # of a forward, overlapped with another worker's: what the interpreter lock leaves
     first_use_s: float = 0.0  # before the first forward of a process that was not warmed up
 
@@ -207,7 +205,7 @@ class ThreeWayModel(CalibratedModel):
             arch: five_requests(self.published.acceptance((THREE_WAY_PAIR, arch, FIVE)), OUTPUT_TOKENS)
             for arch in ("pd", "pdv")
         }
-        last = common(mixes["pd"], mixes["pdv"])
+        [last] = set(mixes["pd"]) & set(mixes["pdv"])  # the one request that both rows share
         marks = ("request_latency_min", "request_latency_p50", "request_latency_mean")
         keys = {mark: self._key("pd", FIVE, mark) for mark in marks}
         wanted = {mark: self.published.calibrate(key) for mark, key in keys.items()}

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 import pandas as pd
 from pandas.plotting import PlotAccessor
 
-from pdvsim.study.stats import headline, over_replications, paired_differences, varied
+from pdvsim.bench.stats import headline, over_replications, paired_differences, varied
 from pdvsim.view.comparison import comparison_table
-from pdvsim.view.plots.pictures import sweep_figure
+from pdvsim.view.plots import sweep_figure
 from pdvsim.view.style import tail
 from pdvsim.view.table import TextTable
 

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
+from pdvsim.bench.sweep import flatten
 from pdvsim.common.version import __version__
-from pdvsim.study.sweep import flatten
 from pdvsim.view.setting import acceptance_source, is_assumed
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ class Run:
         The main ones also have a `NAME_error`, the relative error within which 90% of comparable real runs lie, or, if
         forward times are predicted, a `NAME_low` and `NAME_high`; `error_range` explains it, or why there is none.
         """
-        from pdvsim.study.band import spanned
+        from pdvsim.bench.band import spanned
 
         return spanned(self.result, self.ends)
 
@@ -96,7 +96,7 @@ class Run:
 
     def page(self) -> str:
         """The run as one HTML page: plot, table and provenance."""
-        from pdvsim.study.output import settings
+        from pdvsim.bench.output import settings
         from pdvsim.view.report.sheet import Sheet
 
         result, arch = self.result, self.result.experiment.arch

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import html
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -11,7 +10,7 @@ from pdvsim.sim.core import KINDS
 from pdvsim.sim.metrics.summary import STEPS, percentile_name
 from pdvsim.sim.records import LANES
 from pdvsim.view.comparison import LATENCIES, outside
-from pdvsim.view.table import SHORT_TEXT, banded, cell, folded, mean_of, missing, terminal_width
+from pdvsim.view.table import SHORT_TEXT, TextTable, banded, cell, folded, mean_of, missing, terminal_width
 
 Section = tuple[str, list[tuple[str, str]]]
 WIDTH = 50
@@ -76,16 +75,11 @@ def serving_table(values: Mapping[str, Any], percentiles: Iterable[float]) -> st
 
 def serving_html(values: Mapping[str, Any], percentiles: Iterable[float]) -> str:
     """The same as HTML, for a notebook: a table up to the latencies, the rest collapsed."""
-    tables = []
     parts = sections(values, percentiles)
     first = 1 + sum(title in dict(LATENCIES.values()).values() for title, _ in parts)
-    for part in (parts[:first], parts[first:]):
-        rows = []
-        for title, section in part:
-            rows.append(f'<tr><th colspan="2" style="text-align:left">{html.escape(title.strip())}</th></tr>')
-            rows += [f"<tr><td>{html.escape(label)}</td><td>{html.escape(text)}</td></tr>" for label, text in section]
-        tables.append(f"<table>{''.join(rows)}</table>")
-    return f"{tables[0]}<details><summary>speculation, batches, lanes</summary>{tables[1]}</details>"
+    rows = [{"": label, " ": text} for _, section in parts for label, text in section]
+    headings = [title.strip() for title, section in parts for _ in section]
+    return TextTable(rows, headings=headings, folded=sum(len(section) for _, section in parts[first:])).html()
 
 
 def sections(values: Mapping[str, Any], percentiles: Iterable[float]) -> list[Section]:

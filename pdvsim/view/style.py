@@ -110,6 +110,12 @@ def lower_is_better(column: str) -> bool:
     return column.endswith("_ms")
 
 
+def better(column: str) -> int:
+    """1 if more is better, -1 if less is, 0 if neither."""
+    rates = column.endswith(("throughput", "goodput", "acceptance_rate", "hit_rate"))
+    return 1 if rates else -1 if lower_is_better(column) else 0
+
+
 def grew(stability: object) -> bool:
     """Whether a stability label says that the queue kept growing in any replication."""
     return "overloaded" in str(stability)
@@ -130,6 +136,12 @@ def rests_on(points: pd.DataFrame) -> str:
     ]
     text = "; ".join(texts)
     return text[:1].upper() + text[1:] + "."
+
+
+def grown_note(points: pd.DataFrame) -> str:
+    """A note on points whose queue grew; empty if there are none."""
+    some = points["stability"].map(grew).any()
+    return "Hollow or hatched: the queue kept growing; a longer run has longer latencies." if some else ""
 
 
 def replications(points: pd.DataFrame, dims: Sequence[str] = ()) -> str:

@@ -15,20 +15,21 @@ from dataclasses import dataclass
 from shutil import get_terminal_size
 from typing import Any
 
-from pdvsim.study.stats import Interval
+from pdvsim.bench.stats import Interval
 
 UNKNOWN_WIDTH = 160  # columns, if the output is not a terminal
 DETAIL = "±, brackets, decimals"  # dropped on a narrow terminal; differences keep their ±
 LEFT_OUT = "left out to fit"
 BRACKETS = "error range in brackets"  # a note that begins with this is dropped with them
 LONG_TEXT, SHORT_TEXT = 24, 14  # columns of longer texts are folded first, to no less; the others if need be
+TextRow = Mapping[str, str]
 
 
 @dataclass(frozen=True)
 class TextTable:
     """Rows with the same keys. Printed, it fits the terminal; on a page it is complete."""
 
-    rows: Sequence[Mapping[str, str]]
+    rows: Sequence[TextRow]
     spare: Sequence[str] = ()  # columns, and DETAIL, omitted on a narrow terminal, in this order
     notes: Sequence[str] = ()  # under it
     headings: Sequence[str] = ()  # one per row, shown above the first row that has it
@@ -41,24 +42,22 @@ class TextTable:
 
     def html(self) -> str:
         """The table as HTML with its notes, numbers to the right; texts are escaped."""
-        numbers = [name for name in self.rows[0] if all(_is_figure(row[name]) for row in self.rows)]
-        left, right = ' style="text-align:left"', dict.fromkeys(numbers, ' style="text-align:right"')
+        right = {name for name in self.rows[0] if all(_is_figure(row[name]) for row in self.rows)}
 
-        def line(kind: str, cells: Mapping[str, str]) -> str:
-            texts = (f"{right.get(name, left)}>{html.escape(text)}" for name, text in cells.items())
-            return f"<tr>{''.join(f'<{kind}{text}</{kind}>' for text in texts)}</tr>"
-
-        head = line("th", {name: name for name in self.rows[0]})
-        above = [
-            f'<tr><th colspan="{len(self.rows[0])}"{left}>{html.escape(heading)}</th></tr>' if heading else ""
-            for heading in _first_of_runs(self.headings or [""] * len(self.rows))
-        ]
-        lines = [over + line("td", row) for over, row in zip(above, self.rows, strict=True)]
-        shown = len(lines) - self.folded
+        def line(kind: str, cells: TextRow) -> str:
+            sides = (
+                (f'style="text-align:{"right" if n in right else "left"}"', html.escape(t)) for n, t in cells.items()
+            )
+            return f"<tr>{''.join(f'<{kind} {side}>{text}</{kind}>' for side, text in sides)}</tr>"
 
         def table(body: Sequence[str]) -> str:
+            head = line("th", {name: name for name in self.rows[0]})
             return f'<div class="scroll"><table><thead>{head}</thead><tbody>{"".join(body)}</tbody></table></div>'
 
+        over = f'<tr><th colspan="{len(self.rows[0])}" style="text-align:left">{{}}</th></tr>'
+        above = (over.format(html.escape(words)) if words else "" for words in _first_of_runs(self.headings, self.rows))
+        lines = [words + line("td", row) for words, row in zip(above, self.rows, strict=True)]
+        shown = len(lines) - self.folded
         rest = f"<details><summary>{self.folded} more</summary>{table(lines[shown:])}</details>" if self.folded else ""
         notes = f'<p class="note">{"<br>".join(map(html.escape, self.notes))}</p>' if self.notes else ""
         return f"{table(lines[:shown])}{rest}{notes}"
@@ -78,10 +77,18 @@ def continued(command: str) -> str:
     return " \\\n".join([lines[0].lstrip(), *lines[1:]])
 
 
+# cells ---------------------------------------------------------------------------------------------------------------
+
+
 def mean_of(value: Any, otherwise: float = math.nan) -> float:
     """A number, or the mean of an Interval; `otherwise` for nothing."""
+    return otherwise if missing(value) else float(value.mean if isinstance(value, Interval) else value)
+
+
+def missing(value: Any) -> bool:
+    """Whether there is no value: None or nan."""
     value = value.mean if isinstance(value, Interval) else value
-    return otherwise if missing(value) else float(value)
+    return value is None or (isinstance(value, float) and math.isnan(value))
 
 
 def cell(value: Any, decimals: int = 2, scale: float = 1.0, sign: str = "") -> str:
@@ -128,36 +135,38 @@ def load_text(load: float) -> str:
     return "trace" if math.isnan(load) else f"{load:g}"
 
 
-def fitted_table(rows: Sequence[Mapping[str, str]], spare: Iterable[str], headings: Sequence[str] = ()) -> list[str]:
+# layout --------------------------------------------------------------------------------------------------------------
+
+
+def rows_table(rows: Sequence[TextRow]) -> str:
+    """Rows with the same keys as one grid that fits the terminal, the keys as its header."""
+    return "\n".join(fitted_table(rows, ()))
+
+
+def grid(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """A table as wide as its cells, numbers right-aligned."""
+    return "\n".join(_lines(header, rows, [""] * len(rows)))
+
+
+def fitted_table(rows: Sequence[TextRow], spare: Iterable[str], headings: Sequence[str] = ()) -> list[str]:
     """Rows with the same keys as a grid that fits the terminal, and a line on omitted columns.
 
     Headings and long texts are folded first; then columns of `spare` are omitted, in order. `headings`, one per row,
     are printed above the first row that has them.
     """
     width, out = terminal_width(), list[str]()
-    shown, top, body = rows, *_laid_out(rows, width)
+    above = _first_of_runs(headings, rows)
+    lines = _laid_out(rows, width, above)
     for name in spare:
-        if len(top[-1]) <= width:
+        if not _wide(lines, width):
             break
-        before = shown
-        if name == DETAIL:
-            shown = [{key: _plainer(value) for key, value in row.items()} for row in shown]
-        else:
-            shown = [{key: value for key, value in row.items() if key != name} for row in shown]
-        out += [name] if shown != before else []
-        top, body = _laid_out(shown, width)
-    if len(top[-1]) > width:
-        top, body = _laid_out(shown, width, 1, 1)
-    for lines, heading in zip(body, _first_of_runs(headings), strict=False):
-        if heading:
-            lines.insert(0, heading)
-    left_out = [f"{LEFT_OUT} {width} columns: {', '.join(out)}"] if out else []
-    return [*top, *(line for lines in body for line in lines), *left_out]
-
-
-def _first_of_runs(headings: Sequence[str]) -> list[str]:
-    """The headings, each only where it differs from the one before."""
-    return ["" if at and heading == headings[at - 1] else heading for at, heading in enumerate(headings)]
+        before = rows
+        rows = [{k: _plainer(v) if name == DETAIL else v for k, v in row.items() if k != name} for row in rows]
+        out += [name] if rows != before else []
+        lines = _laid_out(rows, width, above)
+    if _wide(lines, width):
+        lines = _laid_out(rows, width, above, 1, 1)
+    return [*lines, *([f"{LEFT_OUT} {width} columns: {', '.join(out)}"] if out else [])]
 
 
 def terminal_width() -> int:
@@ -165,91 +174,82 @@ def terminal_width() -> int:
     return get_terminal_size((UNKNOWN_WIDTH, 24)).columns
 
 
-def _plainer(text: str) -> str:
-    """A value without its interval, error range and minor decimals; a difference without the decimals."""
-    if not _is_figure(text):
-        return text
-    if text[:1].isdigit():
-        text = re.sub(r" ±[\d.]+| \([±\d][^)]*\)", "", text)
-    most = r"\d{3,}\.\d+" if text[:1].isdigit() else r"\d{2,}\.\d+"
-    return re.sub(most, lambda number: f"{float(number[0]):.0f}", text)
-
-
 def folded(text: str, width: int) -> list[str]:
     """A text in lines of that width; words are never broken."""
     return textwrap.wrap(text, width, break_long_words=False, break_on_hyphens=False) or [""]
 
 
-def _heading_room(name: str, cells: int) -> int:
-    """Width of a heading: that of its cells if it fits, else the least for two lines."""
-    if len(name) <= cells:
-        return cells
-    word = max(map(len, re.split(" (?!%)", name)))  # "gain %" is one
-    return next(width for width in range(word, len(name) + 1) if len(folded(name, width)) <= 2)
+def _first_of_runs(headings: Sequence[str], rows: Sequence[TextRow]) -> list[str]:
+    """The headings of rows, each only where it differs from the one before."""
+    headings = headings or [""] * len(rows)
+    return ["" if at and heading == headings[at - 1] else heading for at, heading in enumerate(headings)]
 
 
-def rows_table(rows: Sequence[Mapping[str, str]]) -> str:
-    """Rows with the same keys as one grid that fits the terminal, the keys as its header."""
-    return "\n".join(fitted_table(rows, ()))
+def _wide(lines: Sequence[str], width: int) -> bool:
+    return next(len(line) for line in lines if set(line) == {"-"}) > width
 
 
-def missing(value: Any) -> bool:
-    """Whether there is no value: None or nan."""
-    value = value.mean if isinstance(value, Interval) else value
-    return value is None or (isinstance(value, float) and math.isnan(value))
+def _plainer(text: str) -> str:
+    """A value without its interval, error range and minor decimals; a difference without the decimals."""
+    if not _is_figure(text):
+        return text
+    most = r"\d{2,}\.\d+"
+    if text[:1].isdigit():
+        text, most = re.sub(r" ±[\d.]+| \([±\d][^)]*\)", "", text), r"\d{3,}\.\d+"
+    return re.sub(most, lambda number: f"{float(number[0]):.0f}", text)
 
 
 def _is_figure(text: str) -> bool:
     return text[:1].isdigit() or text[:1] in "+-"
 
 
-def grid(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """A table as wide as its cells, numbers right-aligned."""
-    top, body = _columns([[name, *column] for name, *column in zip(header, *rows, strict=True)])
-    return "\n".join([*top, *(line for lines in body for line in lines)])
-
-
 def _laid_out(
-    rows: Sequence[Mapping[str, str]], width: int, long: int = LONG_TEXT, short: int = SHORT_TEXT
-) -> tuple[list[str], list[list[str]]]:
-    """The lines of the header and of each row, folded if they are wider than `width`.
+    rows: Sequence[TextRow], width: int, above: Sequence[str], long: int = LONG_TEXT, short: int = SHORT_TEXT
+) -> list[str]:
+    """The lines of a table, folded if they are wider than `width`.
 
-    Columns wider than `long` are folded, the widest first, to at least `short`.
+    Headings are folded to two lines, and columns wider than `long`, the widest first, to at least `short`.
     """
-    columns = [[name, *(row[name] for row in rows)] for name in rows[0]]
-    top, body = _columns(columns)
-    if len(top[-1]) <= width:
-        return top, body
-    widest = [max(map(len, cells)) for _, *cells in columns]
-    rooms = [[_heading_room(name, room), room] for room, (name, *_) in zip(widest, columns, strict=True)]
-    over = sum(max(room) for room in rooms) + 2 * len(rooms) - 2 - width
-    for at in sorted(range(len(columns)), key=lambda at: -widest[at]):
-        word = max(len(word) for text in columns[at] for word in text.split(" "))
-        if over > 0 and widest[at] > max(long, word) and not all(map(_is_figure, columns[at][1:])):
-            room = max(short, word, widest[at] - over)
-            over -= max(rooms[at]) - room
-            rooms[at] = [room, room]
-    return _columns(columns, rooms)
-
-
-def _columns(
-    columns: Sequence[Sequence[str]], rooms: Sequence[Sequence[int]] = ()
-) -> tuple[list[str], list[list[str]]]:
-    """Columns, each a name and its cells, as the lines of the header and of each row.
-
-    `rooms` are the maximum widths of name and cells; words are never broken.
-    """
-    right = [all(map(_is_figure, cells)) for _, *cells in columns]
-    cut = [
-        [folded(text, max(1, rooms[at][n > 0])) if rooms else [text] for n, text in enumerate(column)]
-        for at, column in enumerate(columns)
+    names, cells = [*rows[0]], [[*row.values()] for row in rows]
+    if not _wide(lines := _lines(names, cells, above), width):
+        return lines
+    columns = list(zip(*cells, strict=True))
+    widest = [max(map(len, column)) for column in columns]
+    words = [max(map(len, re.split(" (?!%)", name))) for name in names]  # "gain %" is one
+    heads = [
+        len(name) if len(name) <= room else next(w for w in range(word, len(name) + 1) if len(folded(name, w)) <= 2)
+        for name, word, room in zip(names, words, widest, strict=True)
     ]
-    widths = [max(len(line) for cell in column for line in cell) for column in cut]
-    blocks = []
-    for n, row in enumerate(zip(*cut, strict=True)):
-        height = max(map(len, row))
-        padded = [[""] * (height - len(cell)) + cell if n == 0 else cell + [""] * (height - len(cell)) for cell in row]
-        lines = zip(*padded, strict=True)
-        aligned = ([t.rjust(w) if r else t.ljust(w) for t, w, r in zip(x, widths, right, strict=True)] for x in lines)
-        blocks.append(["  ".join(line).rstrip() for line in aligned])
-    return [*blocks[0], "-" * sum(widths, 2 * len(widths) - 2)], blocks[1:]
+    over = sum(map(max, heads, widest)) + 2 * len(names) - 2 - width
+    rooms = widest[:]
+    for at in sorted(range(len(columns)), key=lambda at: -widest[at]):
+        word = max(len(word) for text in (names[at], *columns[at]) for word in text.split(" "))
+        if over > 0 and widest[at] > max(long, word) and not all(map(_is_figure, columns[at])):
+            room = max(short, word, widest[at] - over)
+            over -= max(heads[at], rooms[at]) - room
+            heads[at] = rooms[at] = room
+    return _lines(_folded_each(names, heads), [_folded_each(row, rooms) for row in cells], above)
+
+
+def _folded_each(texts: Iterable[str], rooms: Iterable[int]) -> list[str]:
+    return ["\n".join(folded(text, max(room, 1))) for text, room in zip(texts, rooms, strict=True)]
+
+
+def _lines(names: Sequence[str], rows: Sequence[Sequence[str]], above: Sequence[str]) -> list[str]:
+    """Names and cells, which may have several lines, as columns; numbers to the right, names at the bottom."""
+    columns = [[name, *column] for name, *column in zip(names, *rows, strict=True)]
+    right = [all(map(_is_figure, cells)) for _, *cells in columns]
+    widths = [max(len(line) for text in column for line in text.split("\n")) for column in columns]
+
+    def block(row: Sequence[str], bottom: bool) -> list[str]:
+        cells = [text.split("\n") for text in row]
+        height = max(map(len, cells))
+        padded = [[""] * (height - len(c)) + c if bottom else c + [""] * (height - len(c)) for c in cells]
+        sides = ((t.rjust(w) if r else t.ljust(w) for t, w, r in zip(line, widths, right, strict=True))
+                 for line in zip(*padded, strict=True))  # fmt: skip
+        return ["  ".join(side).rstrip() for side in sides]
+
+    body = [
+        line for words, row in zip(above, rows, strict=True) for line in ([words] if words else []) + block(row, False)
+    ]
+    return [*block(names, True), "-" * sum(widths, 2 * len(widths) - 2), *body]

@@ -6,16 +6,16 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from pdvsim.bench.traffic import Account
 from pdvsim.sim.workload.windows import time_text, time_unit
-from pdvsim.study.traffic import Account
-from pdvsim.view.figure import new_figure, styled
+from pdvsim.view.charts import Chart, Curve
+from pdvsim.view.figure import chart_figure
 from pdvsim.view.table import rows_table
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-COLOUR, REFERENCE = "#7f9ae5", "0.15"
+COLOUR = "#7f9ae5"
 BINS = 40
 
 
@@ -54,15 +54,11 @@ class TraceAccount(Account):
         summary, timed = self.summary(), bool(self.window_s)
         rate = f", {summary['request_rate']:.3g} req/s, burstiness {summary['burstiness']:.2g}" if timed else ""
         caption = f"{self.name}: {summary['requests']:,} requests{rate}. Prompt and output in tokens."
-        with styled():
-            figure = new_figure(11, 6.4 if timed else 3.2, caption, "Trace")
-            axes = figure.subplots(2 if timed else 1, 2, squeeze=False)
-            if timed:
-                _rates(axes[0][0], self)
-                _gaps(axes[0][1], self)
-            for column, (axis, name) in enumerate(zip(axes[-1], ("prompt tokens", "output tokens"), strict=True)):
-                _lengths(axis, self.trace.lengths[:, column], name)
-        return figure
+        lengths = [
+            _lengths(self.trace.lengths[:, at], name) for at, name in enumerate(("prompt tokens", "output tokens"))
+        ]
+        rows = [[_rates(self), _gaps(self)], lengths] if timed else [lengths]
+        return chart_figure(rows, caption, "Trace", inches=(5.25, 2.8))
 
 
 def _arrival_lines(summary: dict[str, Any]) -> list[str]:
@@ -82,35 +78,31 @@ def _arrival_lines(summary: dict[str, Any]) -> list[str]:
     return lines
 
 
-def _rates(axis: Axes, account: Account) -> None:
-    starts = np.arange(len(account.counts) + 1) * account.window_s
+def _rates(account: Account) -> Chart:
     scale, unit = time_unit(account.duration_s)
-    axis.stairs(account.counts / account.window_s, starts / scale, fill=True, color=COLOUR)
+    starts = np.arange(len(account.counts) + 1) * account.window_s / scale
     mean = (len(account.trace.arrival_s) - 1) / account.duration_s
-    axis.axhline(mean, color=REFERENCE, linestyle="--", linewidth=1.2)
-    axis.set(xlabel=unit, ylabel=f"req/s, by {time_text(account.window_s)}", xlim=(0, starts[-1] / scale))
-    axis.set_title(f"Requests, mean {mean:.3g} req/s (dashed)")
+    rates = Curve("", COLOUR, starts, np.append(account.counts / account.window_s, 0.0), step=True, fill=True)
+    title, by = f"Requests, mean {mean:.3g} req/s (dashed)", f"req/s, by {time_text(account.window_s)}"
+    return Chart(title, by, unit, [rates], levels=[mean])
 
 
-def _gaps(axis: Axes, account: Account) -> None:
+def _gaps(account: Account) -> Chart:
     """The share of longer gaps, with that of a Poisson process of the same rate."""
     gaps = np.sort(account.gaps_s)
-    longer = 1 - np.arange(len(gaps)) / len(gaps)
-    axis.step(gaps, longer, where="post", color=COLOUR, label="the trace")
     times = np.linspace(0, gaps[-1], 200)
-    axis.plot(times, np.exp(-times / gaps.mean()), color=REFERENCE, linestyle="--", linewidth=1.2, label="Poisson")
-    axis.set(xlabel="gap between arrivals (s)", ylabel="share longer", yscale="log", title="Gaps")
-    axis.set_ylim(0.5 / len(gaps), 1.5)
-    axis.legend(loc="best")
+    longer, expected = 1 - np.arange(len(gaps)) / len(gaps), np.exp(-times / gaps.mean())
+    seen = expected > 0.5 / len(gaps)
+    traces = [Curve("gaps of the trace", COLOUR, gaps, longer, step=True),
+              Curve("Poisson", "#262626", times[seen], expected[seen], dash="--")]  # fmt: skip
+    return Chart("Gaps", "share longer", "gap between arrivals (s)", traces, log_y=True)
 
 
-def _lengths(axis: Axes, tokens: np.ndarray[Any, Any], name: str) -> None:
+def _lengths(tokens: np.ndarray[Any, Any], name: str) -> Chart:
     low, high = max(1, tokens.min()), tokens.max()
-    logarithmic = high > 20 * low
-    edges = np.geomspace(low, high + 1, BINS) if logarithmic else np.linspace(low, high + 1, BINS)
-    axis.hist(tokens, bins=edges.tolist(), color=COLOUR)
-    axis.axvline(tokens.mean(), color=REFERENCE, linestyle="--", linewidth=1.2)
-    axis.set(xlabel=name, ylabel="requests", title=f"{name.capitalize()}, mean {tokens.mean():,.0f} (dashed)")
-    if logarithmic:
-        axis.set_xscale("log")
-        axis.xaxis.set_major_formatter(lambda value, _: f"{value:,.0f}")
+    wide = bool(high > 20 * low)
+    edges = np.geomspace(low, high + 1, BINS) if wide else np.linspace(low, high + 1, BINS)
+    counts = np.append(np.histogram(tokens, edges)[0], 0.0)
+    title, mean = f"{name.capitalize()}, mean {tokens.mean():,.0f} (dashed)", float(tokens.mean())
+    traces = [Curve("", COLOUR, edges, counts, step=True, fill=True)]
+    return Chart(title, "requests", name, traces, log_x=wide, levels=[mean], upright=True)

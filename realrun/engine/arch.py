@@ -171,37 +171,21 @@ def _refuse_unsupported(config: Mapping[str, Any], spec: ModelSpec) -> None:
             raise ValueError(f"{key}={config[key]!r} is not supported")
 
 
-def _preset(
-    name: str, theta: float = 1e4, eps: float = 1e-5, scaling: Llama3Rope | None = None, act: str = "silu"
-) -> ModelArchitecture:
-    return _assemble(model(name), theta, eps, scaling, {"hidden_act": act})
+THETAS = {  # of presets whose rope is not turned by 10,000
+    "codellama-34b": 1e6, "llama-3.2-1b": 5e5, "llama-3.1-8b": 5e5, "llama-3.1-70b": 5e5, "llama-3.3-70b": 5e5,
+    "qwen2-1.5b": 1e6, "qwen2-7b": 1e6, "qwen2.5-72b": 1e6, "qwen3-0.6b": 1e6, "qwen3-4b": 1e6, "qwen3-8b": 1e6,
+    "qwen3-32b": 1e6, "mixtral-8x7b": 1e6, "qwen3-30b-a3b": 1e6, "qwen3-235b-a22b": 1e6,
+}  # fmt: skip
+PRESETS = ("tinyllama-1.1b", "llama-2-7b", "llama-2-70b", "gemma-2b", "gemma-7b", *THETAS)
 
 
-PRESETS: dict[str, ModelArchitecture] = {
-    a.spec.name: a
-    for a in (
-        _preset("tinyllama-1.1b"),
-        _preset("llama-2-7b"),
-        _preset("codellama-34b", theta=1e6),
-        _preset("llama-3.2-1b", theta=5e5, scaling=Llama3Rope(32.0, 1.0, 4.0, 8192)),
-        _preset("llama-3.1-8b", theta=5e5, scaling=Llama3Rope(8.0, 1.0, 4.0, 8192)),
-        _preset("llama-2-70b"),
-        _preset("llama-3.1-70b", theta=5e5, scaling=Llama3Rope(8.0, 1.0, 4.0, 8192)),
-        _preset("llama-3.3-70b", theta=5e5, scaling=Llama3Rope(8.0, 1.0, 4.0, 8192)),
-        _preset("qwen2-1.5b", theta=1e6, eps=1e-6),
-        _preset("qwen2-7b", theta=1e6, eps=1e-6),
-        _preset("qwen2.5-72b", theta=1e6, eps=1e-6),
-        _preset("qwen3-0.6b", theta=1e6, eps=1e-6),
-        _preset("qwen3-4b", theta=1e6, eps=1e-6),
-        _preset("qwen3-8b", theta=1e6, eps=1e-6),
-        _preset("qwen3-32b", theta=1e6, eps=1e-6),
-        _preset("mixtral-8x7b", theta=1e6),
-        _preset("qwen3-30b-a3b", theta=1e6, eps=1e-6),
-        _preset("qwen3-235b-a22b", theta=1e6, eps=1e-6),
-        _preset("gemma-2b", eps=1e-6, act="gelu_pytorch_tanh"),
-        _preset("gemma-7b", eps=1e-6, act="gelu_pytorch_tanh"),
-    )
-}
+def _preset(name: str) -> ModelArchitecture:
+    spec = model(name)
+    stretched = name.startswith("llama-3")
+    scaling = Llama3Rope(32.0 if name == "llama-3.2-1b" else 8.0, 1.0, 4.0, 8192) if stretched else None
+    eps = 1e-5 if spec.family in ("llama", "mistral") else 1e-6
+    act = {"hidden_act": "gelu_pytorch_tanh" if spec.family == "gemma" else "silu"}
+    return _assemble(spec, THETAS.get(name, 1e4), eps, scaling, act)
 
 
 def headed(target: ModelArchitecture, spec: HeadSpec) -> ModelArchitecture:
@@ -219,4 +203,5 @@ def preset(name: str) -> ModelArchitecture:
     target = whole.removeprefix(f"{spec.kind}-") if isinstance(spec, HeadSpec) else whole
     if target not in PRESETS:
         raise ValueError(f"the engine has no preset of {target}; give the folder of its checkpoint")
-    return headed(PRESETS[target], spec) if isinstance(spec, HeadSpec) else replace(PRESETS[target], spec=spec)
+    arch = _preset(target)
+    return headed(arch, spec) if isinstance(spec, HeadSpec) else replace(arch, spec=spec)

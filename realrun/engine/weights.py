@@ -169,29 +169,35 @@ def load_weights(arch: ModelArchitecture, folder: Path | str, device: torch.devi
         def gate_up(gate: Tensor, up: Tensor, norm_name: str) -> Tensor:
             return fused(interleaved(gate, up, arch.gate_block), norm_name=norm_name)
 
-        def experts(layer_weights: LayerWeights, i: int, norm_name: str) -> LayerWeights:
-            """The experts of a block, by the names of Mixtral's or of Qwen3's checkpoints."""
-            assert spec.experts is not None
-            mixtral = spec.family == "mistral"
-            inside = f"model.layers.{i}.{'block_sparse_moe' if mixtral else 'mlp'}"
-            names = ("w1", "w3", "w2") if mixtral else ("gate_proj", "up_proj", "down_proj")
-            into, out = (arch.mlp_width, hidden), (hidden, arch.mlp_width)
-
-            def matrices(name: str, shape: tuple[int, int]) -> Iterator[Tensor]:
-                assert spec.experts is not None
-                return (checkpoint.get(f"{inside}.experts.{e}.{name}.weight", shape) for e in range(spec.experts.count))
-
-            both = zip(matrices(names[0], into), matrices(names[1], into), strict=True)
-            layer_weights.gate_up = stored(arch, torch.stack([gate_up(gate, up, norm_name) for gate, up in both]))
-            layer_weights.down = stored(arch, torch.stack([fused(down) for down in matrices(names[2], out)]))
+        def mlp(i: int, norm_name: str) -> dict[str, Any]:
+            """An MLP or the experts of a block, these by the names of Mixtral's or of Qwen3's checkpoints."""
+            inside, into, out = f"model.layers.{i}.mlp", (arch.mlp_width, hidden), (hidden, arch.mlp_width)
+            if spec.experts is None:
+                if spec.family == "phi3":  # fused in the checkpoint as well
+                    gate, up = checkpoint.get(f"{inside}.gate_up_proj.weight", (2 * wide, hidden)).split(wide)
+                else:
+                    gate, up = (checkpoint.get(f"{inside}.{p}_proj.weight", into) for p in ("gate", "up"))
+                down = fused(checkpoint.get(f"{inside}.down_proj.weight", out))
+                return {"gate_up": stored(arch, gate_up(gate, up, norm_name)), "down": stored(arch, down)}
+            names = ("gate_proj", "up_proj", "down_proj")
+            if spec.family == "mistral":
+                inside, names = f"model.layers.{i}.block_sparse_moe", ("w1", "w3", "w2")
+            both, downs = [], []
+            for e in range(spec.experts.count):
+                gate, up, down = (
+                    checkpoint.get(f"{inside}.experts.{e}.{name}.weight", shape)
+                    for name, shape in zip(names, (into, into, out), strict=True)
+                )
+                both.append(gate_up(gate, up, norm_name))
+                downs.append(fused(down))
             router = checkpoint.get(f"{inside}.gate.weight", (spec.experts.count, hidden))
-            layer_weights.router = fused(router, norm_name=norm_name)
-            return layer_weights
+            experts = {"gate_up": stored(arch, torch.stack(both)), "down": stored(arch, torch.stack(downs))}
+            return {**experts, "router": fused(router, norm_name=norm_name)}
 
         def block(i: int) -> LayerWeights:
-            attention, mlp = f"model.layers.{i}.self_attn", f"model.layers.{i}.mlp"
+            attention = f"model.layers.{i}.self_attn"
             widths = {"q": arch.q_width, "k": arch.kv_width, "v": arch.kv_width}
-            if spec.family == "phi3":  # fused in the checkpoint as well
+            if spec.family == "phi3":
                 qkv = [checkpoint.get(f"{attention}.qkv_proj.weight", (arch.qkv_width, hidden))]
             else:
                 qkv = [checkpoint.get(f"{attention}.{p}_proj.weight", (w, hidden)) for p, w in widths.items()]
@@ -201,25 +207,13 @@ def load_weights(arch: ModelArchitecture, folder: Path | str, device: torch.devi
                 head_norms = torch.stack(norms).to(device, torch.float32)
             if arch.qkv_bias:
                 bias = fused(*(checkpoint.get(f"{attention}.{p}_proj.bias", (w,)) for p, w in widths.items()))
-            nothing = torch.empty(0)
-            layer_weights = LayerWeights(
+            return LayerWeights(
                 qkv=stored(arch, fused(*qkv, norm_name=f"model.layers.{i}.input_layernorm.weight")),
                 qkv_bias=bias,
                 output=stored(arch, fused(checkpoint.get(f"{attention}.o_proj.weight", (hidden, arch.q_width)))),
-                gate_up=nothing,
-                down=nothing,
                 qk_norm=head_norms,
+                **mlp(i, f"model.layers.{i}.post_attention_layernorm.weight"),
             )
-            norm_name = f"model.layers.{i}.post_attention_layernorm.weight"
-            if spec.experts:
-                return experts(layer_weights, i, norm_name)
-            if spec.family == "phi3":
-                gate, up = checkpoint.get(f"{mlp}.gate_up_proj.weight", (2 * wide, hidden)).split(wide)
-            else:
-                gate, up = (checkpoint.get(f"{mlp}.{p}_proj.weight", (wide, hidden)) for p in ("gate", "up"))
-            layer_weights.gate_up = stored(arch, gate_up(gate, up, norm_name))
-            layer_weights.down = stored(arch, fused(checkpoint.get(f"{mlp}.down_proj.weight", (hidden, wide))))
-            return layer_weights
 
         table = checkpoint.get("model.embed_tokens.weight", (spec.vocab, hidden))
         head = table if spec.tied_embeddings else checkpoint.get("lm_head.weight", (spec.vocab, hidden))

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from pdvsim.sim.hardware.names import card_name, unknown
-from pdvsim.sim.limits import Range
+from pdvsim.sim.limits import ranges
 from pdvsim.sim.reading import error_text, printable, quoted, read_toml
 from pdvsim.sim.specs import GpuSpec, ModelSpec
 
@@ -21,13 +21,6 @@ NO_NVLINK = ("l40s", "l4", "a10g", "rtx-4090")  # cards whose data sheets have n
 _REQUIRED = {"name": str, "bandwidth_bytes_per_s": float, "flops_per_s": float, "memory_bytes": float, "source": str}
 _OPTIONAL = {"sms": int, "measured": bool}
 LONGEST_TEXT = 1000
-CARD_RANGES = {  # one unit off by a thousand falls outside
-    "bandwidth_bytes_per_s": Range(1e9, 1e14),
-    "flops_per_s": Range(1e12, 1e17),
-    "memory_bytes": Range(1e9, 4e12),
-    "sms": Range(1, 1024),
-}
-
 
 _SHIPPED = Path(__file__).parent / "data" / "cards.toml"
 GPUS = {
@@ -89,5 +82,5 @@ def _check(path: str | Path, key: str, value: Any, kind: type) -> None:
     }
     if not good:
         raise ValueError(f"card {path}: {key}: must be {words[kind]}, got {quoted(value)}")
-    if key in CARD_RANGES and not CARD_RANGES[key].holds(value):
-        raise ValueError(f"card {path}: {key}: must be {CARD_RANGES[key]}, got {quoted(value)}")
+    if (span := ranges(GpuSpec).get(key)) and not span.holds(value):
+        raise ValueError(f"card {path}: {key}: must be {span}, got {quoted(value)}")

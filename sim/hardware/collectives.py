@@ -21,9 +21,8 @@ from itertools import accumulate
 
 import numpy as np
 
-from pdvsim.sim.hardware.forward import ForwardTerms
+from pdvsim.sim.hardware.forward import ForwardTerms, Knots
 from pdvsim.sim.hardware.links import LINKS, LinkSpec, between_nodes, gather_s, nodes_of
-from pdvsim.sim.hardware.terms import Collectives, Knots
 from pdvsim.sim.hardware.transfer import TOKENS
 from pdvsim.sim.specs import ModelSpec
 
@@ -67,7 +66,7 @@ def with_collectives(terms: ForwardTerms, spec: ModelSpec, link: LinkSpec, card:
     if spec.shards > 1:
         reduced = _knots(link, spec.shards, token_bytes, spec.all_reduces)
         gathered = _knots(link, spec.shards, spec.vocab * spec.shards * spec.dtype_bytes / 2, 1)
-        terms = replace(terms, collectives=Collectives(reduced, gathered))
+        terms = replace(terms, reduce_knots=reduced, gather_knots=gathered)
     if ranks > 1:
         nodes = nodes_of(card, ranks * spec.shards)
         exchanged = _knots(link, ranks // nodes, ranks * token_bytes, spec.expert_layers)
@@ -77,7 +76,7 @@ def with_collectives(terms: ForwardTerms, spec: ModelSpec, link: LinkSpec, card:
                 (n, inside_s + spec.expert_layers * 2 * gather_s(port, nodes, n * port_bytes))
                 for n, inside_s in exchanged
             )
-        terms = replace(terms, spread=replace(terms.spread, exchange_knots=exchanged))
+        terms = replace(terms, exchange_knots=exchanged)
     return terms
 
 

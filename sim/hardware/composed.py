@@ -14,27 +14,21 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field, replace
-from functools import cache, lru_cache
-from pathlib import Path
+from functools import lru_cache
 
 import numpy as np
 
 from pdvsim.sim.core import ServingEngine
-from pdvsim.sim.hardware import attention, terms
-from pdvsim.sim.hardware.cards import gpu
 from pdvsim.sim.hardware.collectives import with_collectives
 from pdvsim.sim.hardware.forward import ForwardTerms
-from pdvsim.sim.hardware.kernels import KernelTables, read_tables, shipped_tables
+from pdvsim.sim.hardware.kernels import KernelTables
 from pdvsim.sim.hardware.links import LINKS, NODE, LinkSpec, nvlink_of
-from pdvsim.sim.hardware.padding import Padding, padded
 from pdvsim.sim.hardware.parts import TOKENS, TYPICAL_ROWS, ModelKernels, expert_kind, product_kind
-from pdvsim.sim.hardware.profile import SCHEMA, HostCost, Profile, builtin
-from pdvsim.sim.hardware.steps import EngineError, EngineStep, constants
-from pdvsim.sim.hardware.transfer import WIDTHS, knots_at, shipped
-from pdvsim.sim.specs import GpuSpec, ModelSpec, Pair
+from pdvsim.sim.hardware.profile import Profile
+from pdvsim.sim.hardware.steps import EngineError, EngineStep, GraphSizes
+from pdvsim.sim.hardware.transfer import WIDTHS, knots_at
+from pdvsim.sim.specs import ModelSpec, Pair
 
-TABLES = ".npz"  # end of the names of files of calibrate --from-kernels
-PADDING: dict[str, Padding] = {"vllm": "vllm", "sglang": "sglang", "trtllm": "tensorrt-llm"}
 # 95% of the errors of TPOT of 114 servers with Qwen3.5 and GLM-5, before anything was fitted to such layers
 UNMEASURED_BAR = 0.25
 
@@ -46,6 +40,8 @@ class ComposedProfile(Profile):
     tables: KernelTables | None = None
     step: EngineStep = field(default_factory=EngineStep)
     error: EngineError | None = None
+    graphs: GraphSizes = field(default_factory=GraphSizes)  # that the engine pads forwards to
+    served: str = ""  # the engine's version; empty: the newest that is known
 
     @property
     def engine(self) -> ServingEngine:
@@ -66,7 +62,10 @@ class ComposedProfile(Profile):
         specs = {spec.name: spec for spec in (pair.draft, pair.target) if not spec.on_host}
         assert self.tables is not None
         drafter = pair.draft.name if pair.draft.name != pair.target.name else ""
-        fits = {name: compose(self.tables, self.step, spec, name == drafter) for name, spec in specs.items()}
+        fits = {
+            name: replace(compose(self.tables, self.step, spec, name == drafter), **self.graphs._asdict())
+            for name, spec in specs.items()
+        }
         usual = (LINKS["nvlink4"], LINKS[nvlink_of(self.gpu.name)[0]])  # what the tables were timed on
         if link is not None and link not in usual:
             shared = {name: spec for name, spec in specs.items() if spec.shards > 1 or spec.data_ranks > 1}
@@ -81,21 +80,9 @@ class ComposedProfile(Profile):
             return error.tpot
         return math.expm1(math.hypot(math.log1p(error.tpot), math.log1p(UNMEASURED_BAR)))
 
-    def bar(self, spec: ModelSpec) -> float:
-        """The error bar of a model's times, all-reduces included."""
-        return self.uncertainty.get(spec.name, 0.0)
-
-    def at_bar(self, sign: int) -> Profile:
-        """Return the same with forward times at one end of their error bar: +1 slow, -1 fast."""
-        bars = {name: (1 + bar) ** sign for name, bar in self.uncertainty.items()}
-        return replace(self, models={name: fit.scaled(bars.get(name, 1.0)) for name, fit in self.models.items()})
-
-    def padded(self, padding: Padding) -> Profile:
-        """Return the same with forwards padded as the engine does; another's padding is refused."""
-        own = PADDING[self.engine]
-        if padding not in ("profile", own):
-            raise ValueError(f"--padding {padding}: profile {self.name} is padded as {own}")
-        return replace(self, models={name: padded(fit, own) for name, fit in self.models.items()})
+    @property
+    def sent_bar(self) -> None:
+        """None: servers were measured with their all-reduces."""
 
 
 @lru_cache(maxsize=64)
@@ -122,85 +109,44 @@ def compose(tables: KernelTables, step: EngineStep, spec: ModelSpec, drafts: boo
     gaps_s = spec.layers * step.layer_s + spec.state_layers * step.state_s
     gaps_s += 0.0 if spec.sparse is None else spec.sparse.layers * step.sparse_s
     layer = np.maximum.accumulate(factor * (layers - alone * expert_s * read) + gaps_s)
-    layer += step.draft_s if drafts else 0.0
+    if drafts:
+        launched_s = spec.layers * (step.draft_layer_s + (step.draft_shard_s if spec.shards > 1 else 0.0))
+        layer = np.maximum(layer, launched_s) + step.draft_s
     rows, fixed, slopes, past_share, past = parts.decode()
     slope = float(np.interp(TYPICAL_ROWS, rows, slopes))
     wide, narrow = parts.widths()
-    narrow += step.round_s * (np.array(WIDTHS) > 1) * (not drafts)
+    more_s = step.uneven_s + (step.latent_s if spec.latent is not None else 0.0)
+    narrow += (step.round_s + more_s * spec.layers) * (np.array(WIDTHS) > 1) * (not drafts)
     prompt_s, pair_s, past_prompts = parts.prefill()
     reading, multiplying = parts.head()
     many_kernels = spec.latent is not None or spec.state is not None
     launched_s = step.eager_layer_s * spec.layers if many_kernels else 0.0
-    decode = attention.MeasuredAttention(
-        kv_knots=tuple((width, step.kernels * slope * float(ratio)) for width, ratio in zip(WIDTHS, wide, strict=True)),
-        row_factors=tuple((int(row), float(one / slope)) for row, one in zip(rows, slopes, strict=True)),
-        rows_knots=knots_at(rows.astype(int).tolist(), step.kernels * fixed),
-        width_knots=tuple((width, float(more)) for width, more in zip(WIDTHS, narrow, strict=True)),
-        past_share=past_share,
-        past_knots=() if past is None else knots_at(rows.astype(int).tolist(), step.kernels * past),
-    )
-    reduces = knots_at(TOKENS, step.reduces * (parts.reduces(tokens) + parts.norms(tokens))) if spec.shards > 1 else ()
+    shared, ranks = spec.shards > 1, spec.data_ranks > 1
+    reduces = step.reduces * (parts.reduces(tokens) + parts.norms(tokens)) if shared else None
+    state_knots, scan_knots = parts.states(step.kernels, step.prompts)
+    row_sizes = rows.astype(int).tolist()
     return ForwardTerms(
-        layers=terms.MeasuredLayers(knots_at(TOKENS, layer)),
-        head=terms.OutputProjection(step.kernels * reading, step.kernels * multiplying),
-        rows=decode,
-        prompts=attention.RooflineAttention(pair_s=step.prompts * pair_s, past_prompts=past_prompts),
-        overhead=terms.PromptOverhead(step.prompts * prompt_s, least_s=launched_s),
-        experts=terms.ExpertReads(step.kernels * expert_s),
-        spread=terms.SpreadExperts(
-            knots_at(TOKENS, np.maximum.accumulate(spread * np.maximum(0.0, experts - expert_s * read))),
-            knots_at(TOKENS, parts.exchange(tokens)),
-        )
-        if spec.data_ranks > 1
-        else terms.SpreadExperts(),
-        fused=terms.FusedInputs(knots_at(TOKENS, step.kernels * parts.fused(tokens)) if spec.fused_inputs else ()),
-        states=parts.states(step.kernels, step.prompts),
-        collectives=terms.Collectives(reduces, knots_at(TOKENS, parts.gather(tokens)) if spec.shards > 1 else ()),
+        layer_knots=knots_at(TOKENS, layer),
+        expert_s=step.kernels * expert_s,
+        head_weights_s=step.kernels * reading,
+        head_token_s=step.kernels * multiplying,
+        pair_s=step.prompts * pair_s,
+        kv_knots=knots_at(WIDTHS, step.kernels * slope * wide),
+        row_factors=knots_at(row_sizes, slopes / slope),
+        rows_knots=knots_at(row_sizes, step.kernels * fixed),
+        width_knots=knots_at(WIDTHS, narrow),
+        past_share=past_share,
+        past_knots=() if past is None else knots_at(row_sizes, step.kernels * past),
+        past_prompts=past_prompts,
+        mixed_s=step.prompts * prompt_s,
+        least_s=launched_s,
+        spread_knots=knots_at(TOKENS, np.maximum.accumulate(spread * np.maximum(0.0, experts - expert_s * read)))
+        if ranks
+        else (),
+        exchange_knots=knots_at(TOKENS, parts.exchange(tokens)) if ranks else (),
+        fused_knots=knots_at(TOKENS, step.kernels * parts.fused(tokens)) if spec.fused_inputs else (),
+        state_knots=state_knots,
+        scan_knots=scan_knots,
+        reduce_knots=() if reduces is None else knots_at(TOKENS, reduces),
+        gather_knots=knots_at(TOKENS, parts.gather(tokens)) if shared else (),
     )
-
-
-@cache
-def engine_profile(engine: ServingEngine, card: str, version: str = "") -> ComposedProfile:
-    """The profile of an engine on a card; a ValueError that names the cards it has tables of otherwise.
-
-    `version` chooses among the engine's constants, where older versions have their own; empty: the newest.
-    """
-    known = {name: path for one, name, path in shipped_tables() if one == engine}
-    if card not in known:
-        raise ValueError(f"--engine {engine}: no kernel tables for {card}; there are for {', '.join(known)}")
-    return from_tables(read_tables(known[card], gpu(card)), version)
-
-
-def from_tables(tables: KernelTables, version: str = "") -> ComposedProfile:
-    """The profile that tables give with the engine's constants."""
-    h200, step, error = builtin("h200"), *constants(tables.engine, tables.gpu.name, version)
-    version = f"{tables.engine} {tables.version}"
-    measured = "no measured server"
-    if error is not None:
-        where = "" if error.here else " on other cards"
-        measured = f"TPOT of {error.rows} measured servers{where} within {error.tpot:.0%}"
-    return ComposedProfile(
-        schema_version=SCHEMA,
-        name=f"{tables.gpu.name}-{tables.engine}",
-        foundation=f"composed from the kernels of {version}; {measured}",
-        gpu=shipped().ceilings(tables.gpu),
-        models={},
-        host=HostCost(
-            0.0, step.step_s, h200.host.handoff_s, step.row_s, step.request_s, step.prompt_token_s
-        ),
-        contention=h200.contention,
-        provenance={
-            "ceilings": tables.gpu.source,
-            "kernels": f"{version} on {tables.about['system']}: {tables.about['source']}",
-            "verify width": "pdvsim's ratio of wide to narrow attention on the H200, assumed",
-            "contention": "the H200's, assumed",
-        },
-        tables=tables,
-        step=step,
-        error=error,
-    )  # fmt: skip
-
-
-def tables_file(path: Path, card: GpuSpec) -> ComposedProfile:
-    """The profile of a file of tables."""
-    return from_tables(read_tables(path, card))

@@ -23,6 +23,7 @@ from pdvsim.sim.specs import ModelFamily, ModelSpec
 DENSE: dict[str, ModelFamily] = {
     "llama": "llama", "mistral": "mistral", "qwen2": "qwen2", "qwen3": "qwen3", "phi3": "phi3", "gemma": "gemma",
     "gemma2": "gemma2", "gemma3_text": "gemma3", "cohere2": "cohere", "mimo": "qwen2", "qwen3_5_text": "qwen3",
+    "apertus": "apertus",
 }  # fmt: skip
 WITH_EXPERTS: dict[str, ModelFamily] = {
     "mixtral": "mistral", "qwen2_moe": "qwen2", "qwen3_moe": "qwen3", "gpt_oss": "gpt_oss", "deepseek_v2": "deepseek",
@@ -114,7 +115,7 @@ def from_config(config: Mapping[str, Any], name: str) -> ModelSpec:
         value_dim=size(config, "v_head_dim") if kind == "mimo_v2_flash" else None,
         output_gate=kind in mixers.GATED_DELTA and config.get("attn_output_gate", True) is True,
         shared_keys=kind == "gemma4_text" and config.get("attention_k_eq_v") is True,
-        gated=kind != "nemotron_h",
+        gated=kind not in ("nemotron_h", "apertus"),
         layers_without_mlp=blocks.without_mlp,
     )
 

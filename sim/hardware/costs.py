@@ -1,6 +1,6 @@
 """Duration of a launch that runs alone at full clock, and its demand on the GPU.
 
-A forward costs a sum of terms (`terms`, `attention`): the layers' products, experts, output projection, attention over
+A forward costs the sum of its parts (`forward`): the layers' products, experts, output projection, attention over
 rows and over prompts, and the communication of a shard. A mixture of experts reads the distinct experts that its tokens
 take: those of one request share more of them than those of different requests. The figures come from a profile.
 
@@ -12,25 +12,29 @@ per forward and row, and write it once per token: speculation needs the state af
 Rows whose drafter lacks more than one token, after plain decoding, are caught up first, a few at a time and priced like
 prompts. A head reads the accepted tokens again in the first forward of its draft and fuses hidden states there.
 
+Data-parallel ranks have their own requests, attention and dense layers, and share their experts: a forward takes as
+long as the rank with the most to do outside the experts, and then the experts for the tokens of all with the exchange
+of these. What one rank costs (`price`) assumes that the others have as much to do: planners ask for that. `together`
+takes the ranks as they are.
+
 Not modelled here: contention and the clock, which depend on other launches (`contention`, `power`); the spread of
 repeated runs of one kernel; unequal context lengths in a batch, beyond their sum (windowed layers are overestimated
 where some rows are shorter than the window and others longer); unequal draft lengths in the number of distinct experts,
-beyond their mean; experts that are more popular than others.
+beyond their mean; experts that are more popular than others; the exchange of one half of a batch during the products of
+another; and the forwards that a rank without requests makes in order to step along: they are shorter than the others'.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from operator import add
 from typing import Any, NamedTuple
 
 from pdvsim.sim.core import Request
-from pdvsim.sim.hardware.attention import Prompts, pairs
-from pdvsim.sim.hardware.forward import ForwardTerms
+from pdvsim.sim.hardware.forward import ForwardTerms, Prompts, interpolate, pairs, ratio_at
 from pdvsim.sim.hardware.host import LOOKUP_ROW_S, LOOKUP_TOKEN_S, SUFFIX_ROW_S
-from pdvsim.sim.hardware.terms import RooflineLayers, ratio_at
 from pdvsim.sim.limits import MAX_DRAFT
 from pdvsim.sim.specs import ModelSpec
 
@@ -120,8 +124,8 @@ class Routed(NamedTuple):
 class CostModel:
     """What launches of one model cost alone on one GPU."""
 
-    def __init__(self, spec: ModelSpec, terms: ForwardTerms) -> None:
-        self.spec, self.terms = spec, terms
+    def __init__(self, spec: ModelSpec, terms: ForwardTerms, shares: bool = True) -> None:
+        self.spec, self.terms, self.experts = spec, terms, spec.experts
         self._layer_bytes, self._expert_bytes = float(spec.common_bytes), spec.expert_bytes
         self._head_bytes = float(spec.head_params * spec.dtype_bytes)
         self._layer_flops, self._head_flops = 2.0 * spec.active_params, 2.0 * spec.head_params
@@ -137,31 +141,49 @@ class CostModel:
             self._past_bytes = (spec.kv_bytes_per_token - spec.bounded_bytes_per_token) / spec.kv_bytes_per_token
             flops = spec.attention_flops_per_pair
             self._past_flops = (flops - spec.bounded_flops_per_pair) / flops
-        own_rows, own_prompts = terms.rows.past_share, terms.prompts.past_prompts
-        self._past_rows = self._past_bytes if own_rows is None else own_rows
-        self._past_prompts = self._past_flops if own_prompts is None else own_prompts
+        self._past_rows = self._past_bytes if terms.past_share is None else terms.past_share
+        self._past_prompts = self._past_flops if terms.past_prompts is None else terms.past_prompts
         self._state_bytes, self._state_flops = float(spec.row_bytes), float(spec.row_flops)
         self._rewrites = spec.state is not None  # else it is read only: the windows of compressed attention
         self.widest = widest_draft(spec)
-        self._eight_bits = spec.multiplies_8_bits
         self._costs: dict[tuple[int, ...], AffineCost] = {}  # by sizes of a forward, without attention over prompts
         self._rests: dict[tuple[int, int, int], AffineCost] = {}
         self._prompt_costs: dict[tuple[tuple[int, int], ...], PromptCost] = {}
-
-    @property
-    def own(self) -> CostModel:
-        """What a rank computes alone: everything, unless ranks share experts (`spread`)."""
-        return self
+        self.own = self  # what a rank computes alone: everything, unless ranks share experts
+        if shares and spec.data_ranks > 1 and spec.experts is not None:
+            self._routed_flops = 2.0 * spec.experts.per_token * spec.expert_params / spec.experts.ranks
+            none_taken = replace(spec, experts=replace(spec.experts, per_token=0))
+            self.own = CostModel(none_taken, replace(terms, expert_s=0.0, least_s=0.0), shares=False)
 
     def routed(
         self, rows: int, tokens: int = 1, steps: int = 1, prompts: Prompts = (), packed: int = 0
     ) -> list[Routed]:
-        """Return the tokens of each forward of a launch to shared experts; empty: there are none."""
-        return []
+        """Return the tokens of each forward of a launch to shared experts; empty: there are none.
+
+        The first forward of a launch has more tokens per row, and prompts.
+        """
+        if self.own is self or self.experts is None:
+            return []
+        independent = self.experts.independent
+        each = packed / rows if packed else float(tokens)
+        first = Routed(
+            (packed or rows * tokens) + sum([count for _, count in prompts]),
+            rows * independent(each) + sum([independent(count) for _, count in prompts]),
+        )
+        return [first, *[Routed(rows, rows)] * (steps - 1)]
 
     def shared(self, ranks: Sequence[Sequence[Routed]]) -> Price:
         """The shared experts' part of a launch, from what each rank sends in each of its forwards."""
-        return Price(0.0, 0.0, 0.0, 0.0)
+        seconds = moved = flops = 0.0
+        for at in range(max(map(len, ranks), default=0)):
+            sent = [rank[at] for rank in ranks if at < len(rank)]
+            tokens, independent = sum([one.tokens for one in sent]), sum([one.independent for one in sent])
+            read = 0.0 if self.experts is None else self.experts.read(independent)
+            seconds += self.terms.spread_s(tokens, max([one.tokens for one in sent]))
+            seconds += self.terms.expert_s * read
+            moved += self._expert_bytes * read
+            flops += self._routed_flops * tokens
+        return Price(seconds, moved, flops, 0.0)
 
     def is_past_window(self, rows: int, context: float) -> bool:
         """Return whether rows with `context` cached tokens in all have more than the window on average."""
@@ -178,6 +200,8 @@ class CostModel:
         tokens in all, up to `tokens` each, attention is padded and the layers are not. `context`: the cached tokens
         at which the cost is to be used, which matter to models with windows.
         """
+        if self.own is not self:
+            return self._on_ranks(rows, tokens, steps, context, prompts, first_tokens, packed)
         past, attended = self.window > 0 and context > rows * self.window, NO_PROMPTS
         if prompts:
             attended = self._prompt_costs.get(tuple(prompts)) or self._attended(prompts)
@@ -196,31 +220,50 @@ class CostModel:
         first_tokens: int,
     ) -> AffineCost:  # fmt: skip
         """`price` but for the attention over prompts, past the window or not, worked out."""
-        terms, graphs, drafted = self.terms, self.terms.graphs, 1
+        terms, drafted = self.terms, 1
         if self.spec.parallel:
             tokens, steps, drafted = tokens + steps - 1, 1, steps
-        padded = graphs.rows(rows)
-        new = graphs.packed(rows, packed) if packed else padded * tokens
+        padded = terms.padded_rows(rows)
+        new = terms.padded_packed(rows, packed) if packed else padded * tokens
         # of a row: its newest token of a head, its drafts of a model that drafts in parallel
         logits = (padded * drafted if self.widest > 2 else new) + first_tokens
-        new = graphs.tokens(new + padded_prompts)
+        new = terms.padded_tokens(new + padded_prompts)
         cost = self._rest(rows, tokens, steps) if rows else NOTHING
         if self._fused_bytes:
             cost = cost._replace(
-                seconds_0=cost.seconds_0 + terms.fused.seconds(new),
+                seconds_0=cost.seconds_0 + interpolate(terms.fused_knots, new),
                 bytes_0=cost.bytes_0 + self._fused_bytes,
                 flops_0=cost.flops_0 + self._fused_flops * new,
             )
         experts = self._distinct(rows, packed / rows if packed else tokens, prompts) if self.spec.experts else 0.0
         cost = self._forward(cost, new, logits, experts)
         if steps > 1:
-            ratio = terms.steps.draft_ratio
-            cost = cost._replace(seconds_0=cost.seconds_0 * ratio, seconds_1=cost.seconds_1 * ratio)
+            cost = cost._replace(
+                seconds_0=cost.seconds_0 * terms.draft_ratio, seconds_1=cost.seconds_1 * terms.draft_ratio
+            )
         return self._windowed(cost, rows, steps) if past and rows else cost
+
+    def _on_ranks(
+        self, rows: int, tokens: int, steps: int, context: float, prompts: Prompts, first_tokens: int, packed: int
+    ) -> AffineCost:
+        """`price` of a rank where all ranks do the same."""
+        key = (rows, tokens, steps, packed, self.is_past_window(rows, context))
+        if not prompts and key in self._costs:
+            return self._costs[key]
+        own = self.own.price(rows, tokens, steps, context, prompts, first_tokens, packed)
+        shared = self.shared([self.routed(rows, tokens, steps, prompts, packed)] * self.spec.data_ranks)
+        cost = own._replace(
+            seconds_0=max(own.seconds_0 + shared.seconds, self.terms.least_s if prompts else 0.0),
+            bytes_0=own.bytes_0 + shared.bytes,
+            flops_0=own.flops_0 + shared.flops,
+        )
+        if not prompts:
+            self._costs[key] = cost
+        return cost
 
     def _padded_prompts(self, tokens: int) -> int:
         """Prompt tokens that the layers compute; of padding, the share of the weights that are not experts'."""
-        padded = self.terms.graphs.prompt(tokens)
+        padded = self.terms.padded_prompt(tokens)
         return round(padded - self._expert_share * (padded - tokens)) if self._expert_share else padded
 
     def _windowed(self, cost: AffineCost, rows: int, steps: int) -> AffineCost:
@@ -230,7 +273,7 @@ class CostModel:
         seconds_0, *others = (
             part for past, at_0, slope in lines for part in (at_0 + (1 - past) * rows * window * slope, past * slope)
         )
-        return AffineCost(seconds_0 + steps * self.terms.rows.past_s(rows), *others)
+        return AffineCost(seconds_0 + steps * interpolate(self.terms.past_knots, rows), *others)
 
     def _attended(self, prompts: Prompts) -> PromptCost:
         """Return the cost of prompts beyond their layers."""
@@ -244,7 +287,7 @@ class CostModel:
             tokens, moved, flops = tokens + count, moved + read * self._kv_bytes, flops + multiplied * self._pair_flops
         states_s = 0.0
         if self._state_bytes:
-            states_s = self.terms.states.prompts_s(tokens)
+            states_s = interpolate(self.terms.scan_knots, tokens)
             moved, flops = moved + 2 * len(prompts) * self._state_bytes, flops + tokens * self._state_flops
         if len(self._prompt_costs) >= KEPT_PRICES:
             self._prompt_costs.clear()
@@ -255,10 +298,10 @@ class CostModel:
     def _with_prompts(self, cost: AffineCost, rows: int, attended: PromptCost) -> AffineCost:
         """`cost` and the attention over prompts, with what they cost besides."""
         tokens, _, attention_s, states_s, moved, flops = attended
-        overhead, (seconds_0, seconds_1, bytes_0, bytes_1, flops_0, flops_1) = self.terms.overhead, cost
-        seconds_0 += attention_s + overhead.seconds(tokens, rows > 0) + states_s
-        if seconds_0 < overhead.least_s:
-            seconds_0 = overhead.least_s
+        terms, (seconds_0, seconds_1, bytes_0, bytes_1, flops_0, flops_1) = self.terms, cost
+        seconds_0 += attention_s + terms.beside_prompts_s(tokens, rows > 0) + states_s
+        if seconds_0 < terms.least_s:
+            seconds_0 = terms.least_s
         return AffineCost._make((seconds_0, seconds_1, bytes_0 + moved, bytes_1, flops_0 + flops, flops_1))
 
     def catch_up_cost(self, rows: Sequence[Request]) -> AffineCost:
@@ -284,23 +327,23 @@ class CostModel:
             tokens, steps = tokens + steps - 1, 1
         load.compute, load.bandwidth = min(1.0, flops / (solo_s * peak[0])), min(1.0, moved / (solo_s * peak[1]))
         load.layer_s = solo_s / (steps * self.spec.layers)
-        padded, small, step_s = self.terms.graphs.rows(rows), self.terms.small, solo_s / steps
+        padded, terms, step_s = self.terms.padded_rows(rows), self.terms, solo_s / steps
         attended = NO_PROMPTS
         if prompts:
             attended = self._prompt_costs.get(tuple(prompts)) or self._attended(prompts)
-        share = small.share(padded * tokens + attended.tokens, step_s)
+        share = terms.small_share(padded * tokens + attended.tokens, step_s)
         if steps > 1:  # the first forward of a draft may have several tokens per row, and so larger kernels
-            later = share if tokens == 1 and not prompts else small.share(padded, step_s)
+            later = share if tokens == 1 and not prompts else terms.small_share(padded, step_s)
             share = (share + (steps - 1) * later) / steps
         load.small_kernel_share = share
         if prompts:
             share = min(1.0, attended.attention_s / solo_s)
-            load.empty = self.terms.prompts.empty_share(self.spec, prompts, share)
-            if small.wait_ratios and not rows:
-                prompt_tokens = self.terms.graphs.prompt(attended.tokens)
-                load.wait_ratio = ratio_at(small.wait_ratios, prompt_tokens)
-                load.room_ratio = ratio_at(small.room_ratios, prompt_tokens)
-        load.eight_bits = self._eight_bits
+            load.empty = terms.empty_share(self.spec.heads, self.spec.head_dim, prompts, share)
+            if terms.wait_ratios and not rows:
+                prompt_tokens = terms.padded_prompt(attended.tokens)
+                load.wait_ratio = ratio_at(terms.wait_ratios, prompt_tokens)
+                load.room_ratio = ratio_at(terms.room_ratios, prompt_tokens)
+        load.eight_bits = self.spec.multiplies_8_bits
         if self.spec.experts is not None:
             experts = self._distinct(rows, tokens if steps == 1 else 1, prompts)
             load.experts_read = experts / self.spec.experts.count
@@ -310,15 +353,15 @@ class CostModel:
         """`before` and a forward's linear layers: over `tokens`, with `logits` and `experts` read per layer."""
         terms = self.terms
         seconds, seconds_1, moved, bytes_1, flops, flops_1 = before
-        seconds += terms.layers.seconds(tokens, terms.experts.seconds(experts) if experts else 0.0)
-        if sent := terms.collectives.reduce_knots:
-            seconds += terms.collectives.reduce_s(tokens)
+        seconds += terms.layers_s(tokens, experts)
+        if sent := terms.reduce_knots:
+            seconds += interpolate(sent, tokens)
         moved = moved + self._layer_bytes + self._expert_bytes * experts
         flops += self._layer_flops * tokens
         if logits:
             if sent:
-                seconds += terms.collectives.gather_s(logits)
-            seconds += terms.head.seconds(logits)
+                seconds += interpolate(terms.gather_knots, logits)
+            seconds += terms.logits_s(logits)
             moved += self._head_bytes
             flops += self._head_flops * logits
         return AffineCost(seconds, seconds_1, moved, bytes_1, flops, flops_1)
@@ -331,8 +374,8 @@ class CostModel:
             if steps == 1:
                 rest = self._attention(rows, tokens, 0)
             else:  # one step more than a draft that is likely known
-                before, padded = self._rest(rows, tokens, steps - 1), self.terms.graphs.rows(rows)
-                more = self._forward(before, self.terms.graphs.tokens(padded), padded, self._distinct(rows, 1))
+                before, padded = self._rest(rows, tokens, steps - 1), self.terms.padded_rows(rows)
+                more = self._forward(before, self.terms.padded_tokens(padded), padded, self._distinct(rows, 1))
                 rest = total([more, self._attention(rows, 1, rows * (tokens + steps - 2))])
             self._rests[key] = rest
         return rest
@@ -340,22 +383,22 @@ class CostModel:
     def _attention(self, rows: int, tokens: int, grown: int) -> AffineCost:
         """Attention of `tokens` queries per row over the cached tokens and `grown` more that earlier steps added."""
         read, multiplied = grown + rows * tokens, tokens * grown + rows * tokens * (tokens + 1) / 2
-        padded = self.terms.graphs.rows(rows)
-        fixed_s, token_s = self.terms.rows.line(self.spec, rows, padded, tokens, read, multiplied)
+        padded = self.terms.padded_rows(rows)
+        fixed_s, token_s = self.terms.rows_line(self.spec.kv_heads, rows, padded, tokens, read, multiplied)
         moved, flops = read * self._kv_bytes, multiplied * self._pair_flops
         if self._state_bytes:
             copies = rows * (1 + tokens) if self._rewrites else rows
-            fixed_s += self.terms.states.rows_s(copies)
+            fixed_s += interpolate(self.terms.state_knots, copies)
             moved, flops = moved + copies * self._state_bytes, flops + rows * tokens * self._state_flops
         return AffineCost(fixed_s, token_s, moved, self._kv_bytes, flops, tokens * self._pair_flops)
 
     def _prefill_s(self, prompts: Prompts) -> float:
         """Seconds of attention over prompts."""
-        attention, window = self.terms.prompts, self.window
-        whole_s = attention.prefill_s(self.spec, prompts, 0)
-        if not window:
+        heads = self.spec.heads, self.spec.head_dim
+        whole_s = self.terms.prefill_s(*heads, prompts)
+        if not self.window:
             return whole_s
-        return _mean(self._past_prompts, whole_s, attention.prefill_s(self.spec, prompts, window))
+        return _mean(self._past_prompts, whole_s, self.terms.prefill_s(*heads, prompts, self.window))
 
     def _distinct(self, rows: int, tokens: float, prompts: Prompts = ()) -> float:
         """Distinct experts that a layer reads for rows of `tokens` new tokens each, and for prompts."""
@@ -376,7 +419,7 @@ class LookupCosts(CostModel):
     """Drafts that the host looks up in tokens: they take host time and no GPU time."""
 
     def __init__(self, spec: ModelSpec) -> None:
-        super().__init__(spec, ForwardTerms(RooflineLayers()))
+        super().__init__(spec, ForwardTerms())
         self._row_s, self._token_s = (SUFFIX_ROW_S, 0.0) if spec.name == "suffix" else (LOOKUP_ROW_S, LOOKUP_TOKEN_S)
 
     def price(self, rows: int, *sizes: Any, **more: Any) -> AffineCost:
@@ -406,3 +449,9 @@ def total(costs: Sequence[AffineCost]) -> AffineCost:
     for cost in costs[1:]:
         sums = AffineCost._make(map(add, sums, cost))
     return sums
+
+
+def together(own: Sequence[Price], shared: Price, least_s: float = 0.0) -> list[Price]:
+    """Prices of the launches of all ranks: the longest, with the experts' part, and at least `least_s`."""
+    seconds = max(max([price.seconds for price in own]) + shared.seconds, least_s)
+    return [Price(seconds, price.bytes + shared.bytes, price.flops + shared.flops, price.cache_bytes) for price in own]

@@ -11,8 +11,11 @@ Not modelled: garbage collection, and other processes.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Literal
+
+from pdvsim.sim.hardware.options import Host
+from pdvsim.sim.limits import HostSeconds
 
 Operation = Literal["launch", "completion", "handoff", "lookup"]
 # An n-gram search: seconds per row, and per token searched. Least squares over 101,214 searches of
@@ -21,6 +24,33 @@ LOOKUP_ROW_S, LOOKUP_TOKEN_S = 4.7e-6, 5.4e-10
 # A suffix look-up, seconds per row. ArcticInference's pull request 212 has 6.3 us per draft token and 4.1 us per token
 # that enters the trees, with 3.26 draft tokens and 1.69 output tokens per round; the processor is not stated.
 SUFFIX_ROW_S = 3.26 * 6.3e-6 + 1.69 * 4.1e-6
+
+
+@dataclass(frozen=True)
+class HostCost:
+    """Host seconds of one launch, one completion read back, one hand-over between lanes, and of each row read back.
+
+    The first launch that carries a prompt takes `join_s` more: its tokens are copied to the GPU and pages are dealt.
+    `request_s` and `prompt_token_s` pass between a request's arrival and the server's scheduler.
+    """
+
+    launch_s: HostSeconds
+    completion_s: HostSeconds
+    handoff_s: HostSeconds
+    row_s: HostSeconds = 0.0
+    request_s: HostSeconds = 0.0
+    prompt_token_s: HostSeconds = 0.0
+    join_s: HostSeconds = 0.0
+
+    @property
+    def between_s(self) -> float:
+        """Seconds from the end of a launch to the start of the next that waits for its result."""
+        return self.launch_s + self.completion_s
+
+    def scaled(self, between_s: float) -> HostCost:
+        """The same with another time between launches, and all else in proportion; the same where it has none."""
+        factor = between_s / self.between_s if self.between_s else 1.0
+        return HostCost(**{part.name: getattr(self, part.name) * factor for part in fields(self)})
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +67,22 @@ class HostTimes:
     join_s: float = 0.0  # of a launch with which requests enter, besides
     request_s: float = 0.0  # from a request's arrival until the server may admit it, on average, besides ...
     prompt_token_s: float = 0.0  # ... the time to read it, per prompt token, one request after the other
+
+    @classmethod
+    def of(cls, asked: Host, measured: HostCost) -> HostTimes:
+        """The host's costs: figures that were asked for, else the profile's."""
+        return cls(
+            launch_s=measured.launch_s if asked.launch_s is None else asked.launch_s,
+            completion_s=measured.completion_s if asked.completion_s is None else asked.completion_s,
+            handoff_s=measured.handoff_s if asked.handoff_s is None else asked.handoff_s,
+            idle_poll_s=asked.idle_poll_s,
+            idle_poll_cost_s=asked.idle_poll_cost_s,
+            notify_s=asked.notify_s,
+            row_s=measured.row_s if asked.completion_s is None else 0.0,
+            join_s=measured.join_s if asked.launch_s is None else 0.0,
+            request_s=measured.request_s,
+            prompt_token_s=measured.prompt_token_s,
+        )
 
     def launched_s(self, entering: bool) -> float:
         """Host time of a launch, with which requests may enter."""

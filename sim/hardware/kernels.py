@@ -165,37 +165,47 @@ class KernelTables:
         timed = np.array_equal(shapes[best][[0, 2, 3]], wanted[[0, 2, 3]])
         return seconds if gated or timed else seconds * 2 / 3
 
+    def _axes(self, name: str, *axes: str) -> list[Floats]:
+        return [self.arrays[f"{name}/{axis}"].astype(float) for axis in axes]
+
+    def _near(self, name: str, axis: str, wanted: float) -> tuple[Any, Floats]:
+        """The timed size that is nearest to the wanted one, and the logarithms of its times."""
+        [known] = self._axes(name, axis)
+        best = int(np.argmin(np.abs(np.log(known / wanted))))
+        return known[best], unpacked(self.arrays[f"{name}/t"])[best]
+
+    def _pairs(self, name: str, heads: int, kv_heads: int) -> tuple[float, Floats]:
+        """How much more the wanted heads read than the nearest that were timed, and the times of these."""
+        [pairs] = self._axes(name, "pairs")
+        best, factor = nearest(pairs, heads, kv_heads)  # one in proportion beyond the first query of a group
+        return factor, np.exp(unpacked(self.arrays[f"{name}/t"])[best])
+
     def decode(self, heads: int, kv_heads: int, head_dim: int, cache: str, window: int = 0) -> tuple[Floats, ...]:
         """Decode attention of a layer as lines: rows, seconds at no context, seconds per cached token of all rows."""
         name, scale = self._attention("decode", head_dim, cache, window)
-        pairs = self.arrays[f"{name}/pairs"].astype(float)
-        rows, context = self.arrays[f"{name}/rows"].astype(float), self.arrays[f"{name}/context"].astype(float)
-        # per KV head and per query of a group: one that was timed, and its time in proportion beyond the first
-        best, factor = nearest(pairs, heads, kv_heads)
-        return lines(rows, context, np.exp(unpacked(self.arrays[f"{name}/t"])[best]), scale * factor)
+        factor, times = self._pairs(name, heads, kv_heads)
+        rows, context = self._axes(name, "rows", "context")
+        return lines(rows, context, times, scale * factor)
 
     def prefill(self, heads: int, kv_heads: int, head_dim: int, cache: str) -> tuple[float, float]:
         """Prefill attention of a layer: seconds per launch, and per pair of query and context token."""
         name, scale = self._attention("prefill", head_dim, cache, 0)
-        pairs, length = self.arrays[f"{name}/pairs"].astype(float), self.arrays[f"{name}/length"].astype(float)
-        best, factor = nearest(pairs, heads, kv_heads)
-        return per_pair(length, np.exp(unpacked(self.arrays[f"{name}/t"])[best]), scale * factor)
+        factor, times = self._pairs(name, heads, kv_heads)
+        [length] = self._axes(name, "length")
+        return per_pair(length, times, scale * factor)
 
     def latent_decode(self, heads: int, cache: str) -> tuple[Floats, ...]:
         """The same as `decode` for multi-head latent attention, with the products that enter and leave the cache."""
         name = self._latent("decode", cache)
-        known, rows, context = (self.arrays[f"{name}/{axis}"].astype(float) for axis in ("heads", "rows", "context"))
-        best = int(np.argmin(np.abs(np.log(known / heads))))
-        times = np.exp(unpacked(self.arrays[f"{name}/t"])[best])
-        rows, fixed, slope = lines(rows, context, times, heads / known[best])
+        (known, logs), (rows, context) = self._near(name, "heads", heads), self._axes(name, "rows", "context")
+        rows, fixed, slope = lines(rows, context, np.exp(logs), heads / known)
         return rows, fixed + self._absorbed(heads, rows), slope
 
     def latent_prefill(self, heads: int, cache: str) -> tuple[float, float]:
         """Return the same as `prefill` for multi-head latent attention."""
         name = self._latent("prefill", cache)
-        known, length = (self.arrays[f"{name}/{axis}"].astype(float) for axis in ("heads", "length"))
-        best = int(np.argmin(np.abs(np.log(known / heads))))
-        return per_pair(length, np.exp(unpacked(self.arrays[f"{name}/t"])[best]), heads / known[best])
+        (known, logs), [length] = self._near(name, "heads", heads), self._axes(name, "length")
+        return per_pair(length, np.exp(logs), heads / known)
 
     def sparse_decode(self, kind: str, hidden: int, heads: int, cache: str, reach: int) -> tuple[Floats, ...] | None:
         """Sparse attention of a layer with its products, as two lines: up to `reach` cached tokens, and beyond.
@@ -204,11 +214,10 @@ class KernelTables:
         """
         if (name := self._sparse("decode", kind, hidden, cache)) is None:
             return None
-        known, rows, context = (self.arrays[f"{name}/{axis}"].astype(float) for axis in ("heads", "rows", "context"))
-        best = int(np.argmin(np.abs(np.log(known / heads))))
-        times = np.exp(unpacked(self.arrays[f"{name}/t"])[best])
+        known, logs = self._near(name, "heads", heads)
+        (rows, context), times = self._axes(name, "rows", "context"), np.exp(logs)
         near, far = context <= reach, context >= reach
-        rows_near, fixed, within = lines(rows, context[near], times[:, near], heads / known[best], (64, reach))
+        rows_near, fixed, within = lines(rows, context[near], times[:, near], heads / known, (64, reach))
         rows_far, _, past = lines(rows, context[far], times[:, far], 1.0, (reach, 1 << 20))
         return rows_near, fixed, within, np.interp(rows_near, rows_far, past)
 
@@ -221,8 +230,7 @@ class KernelTables:
         """
         if (name := self._sparse("decode", kind, hidden, cache)) is None:
             return None
-        known, rows, context = (self.arrays[f"{name}/{axis}"].astype(float) for axis in ("heads", "rows", "context"))
-        times = np.exp(unpacked(self.arrays[f"{name}/t"])[int(np.argmin(np.abs(np.log(known / heads))))])
+        (rows, context), times = self._axes(name, "rows", "context"), np.exp(self._near(name, "heads", heads)[1])
         rows_near, fixed, within = lines(rows, context, times, 1.0, (64, reach or LONGEST))
         if reach is None:
             return rows_near, fixed, within
@@ -235,21 +243,17 @@ class KernelTables:
         """Mixing the streams of hidden states of a layer of DeepSeek-V4. None: it was not timed."""
         if "streams/all/t" not in self.arrays:
             return None
-        known, at = (self.arrays[f"streams/all/{axis}"].astype(float) for axis in ("hidden", "tokens"))
-        best = int(np.argmin(np.abs(np.log(known / hidden))))
-        times = np.exp(unpacked(self.arrays["streams/all/t"])[best])
-        given = np.isfinite(times)
-        return np.asarray(rising(at[given], times[given], tokens) * hidden / known[best])
+        (known, logs), [at] = self._near("streams/all", "hidden", hidden), self._axes("streams/all", "tokens")
+        given = np.isfinite(logs)
+        return np.asarray(rising(at[given], np.exp(logs[given]), tokens) * hidden / known)
 
     def sparse_prefill(self, kind: str, hidden: int, heads: int, cache: str) -> tuple[Floats, Floats] | None:
         """Return the same of prompts: lengths, and seconds of a layer with its products."""
         if (name := self._sparse("prefill", kind, hidden, cache)) is None:
             return None
-        known, length = (self.arrays[f"{name}/{axis}"].astype(float) for axis in ("heads", "length"))
-        best = int(np.argmin(np.abs(np.log(known / heads))))
-        times = np.exp(unpacked(self.arrays[f"{name}/t"])[best])
-        use = np.isfinite(times)
-        return length[use], times[use]
+        [length], logs = self._axes(name, "length"), self._near(name, "heads", heads)[1]
+        use = np.isfinite(logs)
+        return length[use], np.exp(logs[use])
 
     def sparse_products(self, phase: str, kind: str, hidden: int, cache: str) -> str:
         """The type of the products that were timed with it."""
@@ -272,7 +276,7 @@ class KernelTables:
         name = f"state-{phase}/{kind}"
         if f"{name}/t" not in self.arrays:
             return None
-        heads, at = (self.arrays[f"{name}/{axis}"].astype(float) for axis in ("heads", "at"))
+        heads, at = self._axes(name, "heads", "at")
         distance = 2 * np.abs(np.log(heads[:, 1] / value_heads)) + np.abs(np.log(heads[:, 0] / key_heads))
         best = int(np.argmin(distance))
         times = np.exp(unpacked(self.arrays[f"{name}/t"])[best])
@@ -281,11 +285,9 @@ class KernelTables:
         return at[use], fixed + (times[use] - fixed) * value_heads / heads[best, 1]
 
     def _absorbed(self, heads: int, tokens: Floats) -> Floats:
-        if "latent-bmm/bfloat16/t" not in self.arrays:
+        if (name := "latent-bmm/bfloat16") + "/t" not in self.arrays:
             return np.zeros_like(tokens)
-        known, at = (self.arrays[f"latent-bmm/bfloat16/{axis}"].astype(float) for axis in ("heads", "tokens"))
-        best = int(np.argmin(np.abs(np.log(known / heads))))
-        logs = unpacked(self.arrays["latent-bmm/bfloat16/t"])[best]
+        [at], logs = self._axes(name, "tokens"), self._near(name, "heads", heads)[1]
         given = np.isfinite(logs)
         return np.asarray(np.exp(np.interp(np.log(tokens), np.log(at[given]), logs[given])))
 
@@ -296,10 +298,12 @@ class KernelTables:
         return f"latent-{phase}/{cache if cache in known else known[0]}"
 
     def _attention(self, phase: str, head_dim: int, cache: str, window: int) -> tuple[str, float]:
-        """The name of a table of attention, and how many times as wide the wanted heads are as the table's."""
-        parts = [kind.split("-") for kind in self.kinds(phase)]
-        sizes = {int(size) for size, _, _ in parts}
-        size = min(sizes, key=lambda one: abs(np.log(one / head_dim)))
+        """The name of a table of attention, and how many times as wide the wanted heads are as the table's.
+
+        Of a cache that was not timed, that of 16 bits is taken: vLLM's on Blackwell has heads of 192 with 8 bits alone.
+        """
+        parts = [kind.split("-") for kind in self.kinds(phase) if kind.split("-")[1] in (cache, "bfloat16")]
+        size = min({int(size) for size, _, _ in parts}, key=lambda one: abs(np.log(one / head_dim)))
         caches = {kind for one, kind, _ in parts if int(one) == size}
         cache = cache if cache in caches else "bfloat16"
         windows = {int(one) for width, kind, one in parts if int(width) == size and kind == cache}
@@ -311,7 +315,7 @@ class KernelTables:
         In a rack, that of 8 GPUs takes no longer than one of 4 and one of pairs. vLLM's and SGLang's were timed with
         NCCL over two nodes, without the symmetric memory that recipes turn on (--enable-symm-mem).
         """
-        at = self.arrays["reduce/graph/elements"].astype(float)
+        [at] = self._axes("reduce/graph", "elements")
         which = self.arrays["reduce/graph/gpus"].tolist().index(gpus)
         seconds = rising(at, np.exp(unpacked(self.arrays["reduce/graph/t"])[which]), elements)
         if gpus < NODE or nvlink_of(self.gpu.name)[1] != RACK:
@@ -337,8 +341,7 @@ class KernelTables:
             beyond = [2 * gather_s(port, nodes, EXCHANGED_BYTES * size / inside) for size in elements.tolist()]
             return within + np.array(beyond) if nodes > 1 else within
         name = f"deepep/{'ll' if how == 'deepep_low_latency' else 'ht'}"
-        known, at = self.arrays[f"{name}/hidden"].astype(float), self.arrays[f"{name}/tokens"].astype(float)
-        logs = unpacked(self.arrays[f"{name}/t"])[int(np.argmin(np.abs(np.log(known / hidden))))]
+        [at], logs = self._axes(name, "tokens"), self._near(name, "hidden", hidden)[1]
         given = np.isfinite(logs)
         within = rising(at[given], np.exp(logs[given]), tokens)
         return within + self._between_nodes(how, nodes, tokens, hidden, port) if nodes > 1 else within

@@ -39,9 +39,9 @@ from pdvsim.sim.layers import All2All
 from pdvsim.sim.reading import error_text
 from pdvsim.sim.specs import HeadKind, HeadSpec, ModelSpec, Pair
 
-HEADS: tuple[HeadKind, ...] = ("eagle3", "p-eagle", "dflash", "mtp")
+HEADS: tuple[HeadKind, ...] = ("eagle3", "p-eagle", "dflash", "dspark", "mtp")
 PARD = "pard-"  # before the name of a draft model that was trained to draft in parallel
-LAYERS = {"p-eagle": 4, "dflash": 5}  # of a head, where it has more than one
+LAYERS = {"p-eagle": 4, "dflash": 5, "dspark": 5}  # of a head, where it has more than one
 MTP_LAYERS = ("num_nextn_predict_layers", "mtp_num_hidden_layers")  # of a configuration
 SAME_VOCABULARY = 0.01  # vocabularies that differ by less are one, padded differently
 DFLASH_SIZES = {"qwen3-32b": {"intermediate": 9728, "heads": 32}}  # that are not the target's
@@ -151,7 +151,7 @@ def pair(name: str) -> Pair:
 
 def drafter(kind: DrafterKind, target: ModelSpec) -> ModelSpec:
     """Return the drafter of a target without a draft model; see the module."""
-    if kind == "eagle3" or kind == "p-eagle" or kind == "dflash" or kind == "mtp":
+    if kind == "eagle3" or kind == "p-eagle" or kind == "dflash" or kind == "dspark" or kind == "mtp":
         shape: dict[str, Any] = {f.name: getattr(target, f.name) for f in fields(ModelSpec)}
         shape |= {"name": f"{kind}-{target.name}", "layers": LAYERS.get(kind, 1), "parallel": kind in LAYERS}
         shape |= {"window": None, "state": None, "layers_without_mlp": 0}
@@ -164,7 +164,7 @@ def drafter(kind: DrafterKind, target: ModelSpec) -> ModelSpec:
             whole = unquantised(target.name)
             own = min(DRAFT_VOCABULARIES.get(whole, DRAFT_VOCABULARY), target.vocab)
             shape |= {
-                "vocab": target.vocab if kind == "dflash" else own,
+                "vocab": target.vocab if kind in ("dflash", "dspark") else own,
                 "intermediate": HEAD_SIZES.get(whole, target.intermediate),
                 "experts": None,
                 "latent": None,

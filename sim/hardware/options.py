@@ -8,22 +8,20 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Annotated, Literal, get_args
 
-from pdvsim.sim.core import ServingEngine
+from pdvsim.sim.core import Contention, ServingEngine
 from pdvsim.sim.hardware.cards import GPUS
 from pdvsim.sim.hardware.links import NVLINK5_CARDS, LinkName, nvlink_of
 from pdvsim.sim.hardware.names import card_name
-from pdvsim.sim.hardware.padding import Padding
 from pdvsim.sim.layers import All2All
 from pdvsim.sim.limits import Gigabytes, Gpus, HostSeconds, Internal, LeastShare, Range, Ranks, Shards, check_ranges
 from pdvsim.sim.reading import read_json
 
-Priority = Literal["none", "stream", "dynamic", "preemptive", "partition"]
-Contention = Literal["fluid", "serial", "max"]
 Router = Literal["round-robin", "least-loaded", "random", "prefix-aware"]
 HostKind = Literal["measured", "polling", "python-threads"]
 KvTransfer = Literal["layers", "prompt"]
 DraftKv = Literal["sent", "recomputed"]
 HostLink = Literal["pcie5", "pcie4"]
+Padding = Literal["profile", "vllm", "sglang", "tensorrt-llm"]
 
 HOSTS: dict[HostKind, dict[str, float]] = {  # what each sets of `Host`
     "measured": {},

@@ -96,8 +96,7 @@ class Pace(NamedTuple):
         for name, ratio in self.ratios(profile, pair).items():
             fits[name] = profile.models[name].scaled(ratio / profile.in_service.get(name, 1.0))
         if self.prompt_s and pair.target.name in fits:
-            target = fits[pair.target.name]
-            fits[pair.target.name] = replace(target, overhead=replace(target.overhead, prompt_token_s=self.prompt_s))
+            fits[pair.target.name] = replace(fits[pair.target.name], prompt_token_s=self.prompt_s)
         host = profile.host
         if self.host_s is not None:
             between_s = host.between_s + HOST_SHARE * (self.host_s - host.between_s)

@@ -12,15 +12,17 @@ Not modelled: fused all-reduces and norms, and kernels that overlap.
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import numpy as np
 
-from pdvsim.sim.hardware import attention, terms
 from pdvsim.sim.hardware.configs import MXFP4_BYTES, NVFP4_BYTES
+from pdvsim.sim.hardware.forward import Knots, pairs
 from pdvsim.sim.hardware.kernels import KernelTables
 from pdvsim.sim.hardware.links import nodes_of
 from pdvsim.sim.hardware.shapes import BANDWIDTH_SHARE, FLOPS_SHARE, Floats
 from pdvsim.sim.hardware.transfer import WIDTHS, Prices, knots_at, shipped
-from pdvsim.sim.layers import Compressed, Sparse
+from pdvsim.sim.layers import Compressed, SlidingWindow, Sparse
 from pdvsim.sim.specs import ModelSpec
 
 TOKENS: tuple[int, ...] = (
@@ -36,6 +38,16 @@ LEAST_PROMPT = 512  # tokens of prompts that lines of compressed attention go th
 LEAST_S = 1e-15  # per cached token, where nothing is read
 Products = tuple[tuple[int, int], ...]
 READ_SHARE = 0.9  # of the least time per expert that a table has: the part that distinct experts explain
+
+
+class DecodeLines(NamedTuple):
+    """Attention of rows as lines in their cached tokens, by the number of rows."""
+
+    rows: Floats
+    fixed: Floats  # seconds at no context
+    slopes: Floats  # seconds per cached token of all rows
+    past_share: float | None = None  # of the slopes, beyond reach
+    past: Floats | None = None  # seconds more there
 
 
 class ModelKernels:
@@ -120,50 +132,54 @@ class ModelKernels:
         timed = self.tables.streams(s.hidden, tokens)
         return self._transferred().streams(tokens, s.compressed.streams) if timed is None else s.layers * timed
 
-    def decode(self) -> tuple[Floats, Floats, Floats, float | None, Floats | None]:
-        """Rows, seconds at no context and seconds per cached token, of all layers.
-
-        And the share of the latter that is left beyond the window, and what is added there.
-        """
-        s = self.spec
+    def decode(self) -> DecodeLines:
+        """Attention of rows over all layers; by pdvsim's own formula where its kind was not timed."""
+        s, timed = self.spec, None
         if s.compressed is not None:
-            return self._compressed_decode(s.compressed)
-        if s.sparse is not None:
-            return *self._sparse_decode(s.sparse), None
-        if s.latent is not None:
-            return *self._latent_decode(), None, None
+            timed = self._compressed_decode(s.compressed)
+        elif s.sparse is not None:
+            timed = self._sparse_decode(s.sparse)
+        elif s.latent is None:
+            timed = self._plain_decode()
+        elif self.tables.kinds("latent-decode"):
+            rows, fixed, slopes = self.tables.latent_decode(s.heads, self.cache)
+            timed = DecodeLines(rows, s.caching_layers * fixed, s.caching_layers * slopes)
+        if timed is not None:
+            return timed
+        prices, rows, one = self._transferred(), np.array([1.0, 2048.0]), np.ones(1)
+        token_s = max(LEAST_S, float(prices.kv(one)[0]))
+        return DecodeLines(rows, prices.width(one) + prices.row() * rows, np.full(2, token_s))
+
+    def _plain_decode(self) -> DecodeLines:
+        s = self.spec
         rows, fixed, slopes = self.tables.decode(s.heads, s.kv_heads, self._head_dim(s.head_dim), self.cache)
         fixed, slopes = s.attending_layers * fixed, s.attending_layers * slopes
         if (window := s.window) is None:
-            return rows, fixed, slopes, None, None
-        shape = s.heads, window.kv_heads or s.kv_heads, self._head_dim(window.head_dim or s.head_dim), self.cache
+            return DecodeLines(rows, fixed, slopes)
+        shape = *self._windowed(window), self.cache
         at, least, more = self.tables.decode(*shape)
         own = self.tables.decode(*shape, window.tokens)  # with that window, if it was timed: so it ends at its time
         ended = np.interp(at, own[0], own[1] + window.tokens * own[0] * own[2])
         least = np.maximum(0.0, ended - window.tokens * at * more)
         within = slopes + window.layers * np.interp(rows, at, more)
-        past = np.interp(TYPICAL_ROWS, rows, slopes) / np.interp(TYPICAL_ROWS, rows, within)
-        return rows, fixed + window.layers * np.interp(rows, at, least), within, float(past), None
+        return DecodeLines(
+            rows, fixed + window.layers * np.interp(rows, at, least), within, _share(rows, slopes, within)
+        )
+
+    def _windowed(self, window: SlidingWindow) -> tuple[int, int, int]:
+        """Heads, KV heads and their size in layers with a window."""
+        s = self.spec
+        return s.heads, window.kv_heads or s.kv_heads, self._head_dim(window.head_dim or s.head_dim)
 
     def _head_dim(self, head_dim: int) -> int:
         """The size of a head that reads as much as one whose values have another size than its keys."""
         return head_dim if self.spec.value_dim is None else (head_dim + self.spec.value_dim) // 2
 
-    def _latent_decode(self) -> tuple[Floats, Floats, Floats]:
-        s = self.spec
-        if not self.tables.kinds("latent-decode"):
-            prices, rows = self._transferred(), np.array([1.0, 2048.0])
-            return rows, prices.width(np.ones(1)) + prices.row() * rows, np.full(2, float(prices.kv(np.ones(1))[0]))
-        rows, fixed, slopes = self.tables.latent_decode(s.heads, self.cache)
-        return rows, s.caching_layers * fixed, s.caching_layers * slopes
-
-    def _sparse_decode(self, sparse: Sparse) -> tuple[Floats, Floats, Floats, float | None]:
+    def _sparse_decode(self, sparse: Sparse) -> DecodeLines | None:
         s = self.spec
         lines = self.tables.sparse_decode(self._sparse_kind, s.hidden, s.heads, self.cache, sparse.tokens)
         if lines is None:
-            prices, rows = self._transferred(), np.array([1.0, 2048.0])
-            fixed = prices.width(np.ones(1)) + prices.row() * rows
-            return rows, fixed, np.full(2, float(prices.kv(np.ones(1))[0])), None
+            return None
         rows, fixed, within, past = lines
         past = np.minimum(past, within)
         fixed = np.maximum(0.0, fixed - self._timed_products("decode", rows))
@@ -174,31 +190,26 @@ class ModelKernels:
             at, least, more = self.tables.decode(s.heads, s.kv_heads, s.head_dim, self.cache)
             grown = dense * np.interp(rows, at, more)
             fixed, slopes, beyond = fixed + dense * np.interp(rows, at, least), slopes + grown, beyond + grown
-        share = np.interp(TYPICAL_ROWS, rows, beyond) / np.interp(TYPICAL_ROWS, rows, slopes)
-        return rows, fixed, slopes, float(share)
+        return DecodeLines(rows, fixed, slopes, _share(rows, beyond, slopes))
 
-    def _compressed_decode(self, own: Compressed) -> tuple[Floats, Floats, Floats, float | None, Floats | None]:
+    def _compressed_decode(self, own: Compressed) -> DecodeLines | None:
         """Layers with a window alone take as long as those of HCA, and no longer for more context."""
         s = self.spec
         csa = self.tables.compressed_decode("csa", s.hidden, s.heads, self.cache, own.entries * own.ratio)
         hca = self.tables.compressed_decode("hca", s.hidden, s.heads, self.cache, None)
         if csa is None or hca is None:
-            prices, rows = self._transferred(), np.array([1.0, 2048.0])
-            fixed = prices.width(np.ones(1)) + prices.row() * rows
-            return rows, fixed, np.full(2, max(LEAST_S, float(prices.kv(np.ones(1))[0]))), None, None
+            return None
         rows, fixed, within, past, more = csa
         selecting, whole = (self._module_products(layer, rows) for _, layer in own.compressors(s.hidden))
         fixed = own.selecting * np.maximum(0.0, fixed - selecting)
         fixed += (own.layers - own.selecting) * np.maximum(0.0, np.interp(rows, hca[0], hca[1]) - whole)
         beyond = own.selecting * past + own.whole * np.interp(rows, hca[0], hca[2])
         slopes = np.maximum(LEAST_S, own.selecting * (within - past) + beyond)
-        share = np.interp(TYPICAL_ROWS, rows, beyond) / np.interp(TYPICAL_ROWS, rows, slopes)
-        return rows, fixed, slopes, float(share), own.selecting * more
+        return DecodeLines(rows, fixed, slopes, _share(rows, beyond, slopes), own.selecting * more)
 
     def _module_products(self, compressors: Products, tokens: Floats) -> Floats:
         """The products that were timed with a layer of compressed attention: of the types that it is served with."""
-        products = (*self.spec.attention_products, *compressors)
-        return np.asarray(sum(self.tables.product(self.kind, tokens, outputs, inputs) for inputs, outputs in products))
+        return self._layer_products(self.kind, (*self.spec.attention_products, *compressors), tokens)
 
     def _compressed_prefill(self, own: Compressed) -> tuple[float, float, float | None, float]:
         """Seconds per launch, per pair, the share of these beyond reach, and seconds per token."""
@@ -207,14 +218,12 @@ class ModelKernels:
         for kind, count, (_, layer) in zip(("csa", "hca"), counts, own.compressors(s.hidden), strict=True):
             timed = self.tables.sparse_prefill(kind, s.hidden, s.heads, self.cache)
             if timed is None:
-                prices = self._transferred()
-                pair_s = s.attention_flops_per_pair / (prices.flops * prices.c.prompt_compute)
-                return 0.0, pair_s, None, float(prices.scan(np.ones(1))[0])
+                return *self._formula_prefill(), float(self._transferred().scan(np.ones(1))[0])
             length, times = timed
             fixed, long = float(times.min()), length >= LEAST_PROMPT
             rest = np.maximum(0.0, times - np.maximum(fixed, self._module_products(layer, length)))[long]
-            pairs = np.array([[attention.pairs(0, int(n), reach), attention.pairs(0, int(n))] for n in length[long]])
-            columns = np.column_stack([length[long], pairs if kind == "csa" else pairs[:, 1:]])
+            pair_counts = np.array([[pairs(0, int(n), reach), pairs(0, int(n))] for n in length[long]])
+            columns = np.column_stack([length[long], pair_counts if kind == "csa" else pair_counts[:, 1:]])
             solution = _at_least_0(columns / times[long, None], rest / times[long])
             sums += count * np.array([fixed, solution[0], solution[1] if kind == "csa" else 0.0, solution[-1]])
         fixed, token_s, near_s, scored_s = sums.tolist()
@@ -236,8 +245,7 @@ class ModelKernels:
         if s.sparse is not None:
             return self._sparse_prefill(s.sparse)
         if s.latent is not None and not self.tables.kinds("latent-prefill"):
-            prices = self._transferred()
-            return 0.0, s.attention_flops_per_pair / (prices.flops * prices.c.prompt_compute), None
+            return self._formula_prefill()
         if s.latent is not None:
             fixed, pair_s = self.tables.latent_prefill(s.heads, self.cache)
             return s.caching_layers * fixed, s.caching_layers * pair_s, None
@@ -245,29 +253,32 @@ class ModelKernels:
         fixed, pair_s = s.caching_layers * fixed, s.attending_layers * pair_s
         if (window := s.window) is None:
             return fixed, pair_s, None
-        shape = s.heads, window.kv_heads or s.kv_heads, self._head_dim(window.head_dim or s.head_dim), self.cache
-        within = pair_s + window.layers * self.tables.prefill(*shape)[1]
+        within = pair_s + window.layers * self.tables.prefill(*self._windowed(window), self.cache)[1]
         return fixed, within, pair_s / within
+
+    def _formula_prefill(self) -> tuple[float, float, None]:
+        prices = self._transferred()
+        return 0.0, self.spec.attention_flops_per_pair / (prices.flops * prices.c.prompt_compute), None
 
     def _sparse_prefill(self, sparse: Sparse) -> tuple[float, float, float | None]:
         """A time per pair within reach and one per pair scored, which fit the timed prompts best."""
-        s, prices = self.spec, self._transferred()
+        s = self.spec
         timed = self.tables.sparse_prefill(self._sparse_kind, s.hidden, s.heads, self.cache)
         if timed is None:
-            return 0.0, s.attention_flops_per_pair / (prices.flops * prices.c.prompt_compute), None
+            return self._formula_prefill()
         length, times = timed
         fixed, long = float(times.min()), length >= sparse.tokens
         rest = np.maximum(0.0, times - np.maximum(fixed, self._timed_products("prefill", length)))[long]
-        scored = np.array([attention.pairs(0, int(n)) for n in length[long]])
-        near = np.array([attention.pairs(0, int(n), sparse.tokens) for n in length[long]])
+        scored = np.array([pairs(0, int(n)) for n in length[long]])
+        near = np.array([pairs(0, int(n), sparse.tokens) for n in length[long]])
         weight = 1 / times[long]
         (near_s, scored_s), *_ = np.linalg.lstsq(
             np.stack([weight * near, weight * scored], axis=1), weight * rest, rcond=None
         )
-        if near_s < 0 or scored_s < 0:  # one of them explains all
-            near_s, scored_s = (
-                (0.0, float(np.median(rest / scored))) if near_s < 0 else (float(np.median(rest / near)), 0)
-            )
+        if near_s < 0:  # one of them explains all
+            near_s, scored_s = 0.0, float(np.median(rest / scored))
+        elif scored_s < 0:
+            near_s, scored_s = float(np.median(rest / near)), 0
         dense = s.attending_layers - sparse.layers
         beyond = sparse.scans * scored_s
         if dense:
@@ -281,20 +292,26 @@ class ModelKernels:
 
     def _timed_products(self, phase: str, tokens: Floats) -> Floats:
         """Return the products that were timed with a layer of sparse attention."""
-        s, total = self.spec, np.zeros(tokens.shape)
-        kind = self.tables.sparse_products(phase, self._sparse_kind, s.hidden, self.cache)
-        index = s.other_mixers()[-1][1]
-        for inputs, outputs in (*s.attention_products, *index):
+        s = self.spec
+        kind, index = (
+            self.tables.sparse_products(phase, self._sparse_kind, s.hidden, self.cache),
+            s.other_mixers()[-1][1],
+        )
+        return self._layer_products(kind, (*s.attention_products, *index), tokens)
+
+    def _layer_products(self, kind: str, products: Products, tokens: Floats) -> Floats:
+        total = np.zeros(tokens.shape)
+        for inputs, outputs in products:
             total += self.tables.product(kind, tokens, outputs, inputs)
         return total
 
-    def states(self, kernels: float, prompts: float) -> terms.StateUpdates:
-        """Layers that keep a state, with the engine's factors of small forwards and of prompts."""
+    def states(self, kernels: float, prompts: float) -> tuple[Knots, Knots]:
+        """Layers that keep a state, by states and by prompt tokens; with the engine's factors of both."""
         if self.spec.compressed is not None:  # the windows of rows were timed with their other attention
             token_s = prompts * self._compressed_prefill(self.spec.compressed)[3]
-            return terms.StateUpdates(scan_knots=((1, token_s), (2, 2 * token_s)))
+            return (), ((1, token_s), (2, 2 * token_s))
         if (state := self.spec.state) is None or not state.layers:
-            return terms.StateUpdates()
+            return (), ()
         prices, copies, tokens = self._transferred(), np.array([2.0, 4096.0]), np.array([1.0, 32768.0])
         rows_s, scan_s = prices.states(copies), prices.scan(tokens)
         if (timed := self.tables.states("decode", state.kind, state.key_heads, state.value_heads)) is not None:
@@ -303,7 +320,7 @@ class ModelKernels:
             rows_s = least + (rows_s - least) * state.item_bytes / TIMED_STATE_BYTES[self.tables.engine]
         if (timed := self.tables.states("prefill", state.kind, state.key_heads, state.value_heads)) is not None:
             tokens, scan_s = timed[0], state.layers * timed[1]
-        return terms.StateUpdates(
+        return (
             knots_at(copies.astype(int).tolist(), kernels * rows_s),
             knots_at(tokens.astype(int).tolist(), prompts * scan_s),
         )
@@ -336,6 +353,11 @@ class ModelKernels:
     def gather(self, tokens: Floats) -> Floats:
         """Gathering logits, which sends half as much as an all-reduce of the same size."""
         return self.tables.reduce_s(self.spec.shards, tokens * self.spec.vocab * self.spec.shards / 2)
+
+
+def _share(rows: Floats, part: Floats, whole: Floats) -> float:
+    """Share that `part` has of `whole`, for a typical number of rows."""
+    return float(np.interp(TYPICAL_ROWS, rows, part) / np.interp(TYPICAL_ROWS, rows, whole))
 
 
 def _at_least_0(columns: Floats, wanted: Floats) -> Floats:

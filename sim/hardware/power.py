@@ -13,8 +13,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from math import exp, log
+from typing import Annotated
 
 from pdvsim.sim.hardware.costs import Price
+from pdvsim.sim.limits import Range, Share
 from pdvsim.sim.specs import ModelSpec
 
 FULL_CLOCK_ITERATIONS = 8  # each reduces the error of a long launch to about a third
@@ -24,15 +26,15 @@ FULL_CLOCK_ITERATIONS = 8  # each reduces the error of a long launch to about a 
 class PowerFit:
     """Coefficients of the draw of launches, and of the slowdown above the limit."""
 
-    rest_w: float  # of a card at work, besides what the work itself takes
-    weight_j: float  # per byte of weights
-    cache_j: float  # per byte of KV cache
-    flop_j: float
-    limit_w: float  # mean draw at full clock from which on the clock falls
-    slope: float  # how much longer a work takes, per share of draw above the limit
-    calm: float  # how much less of that for the share of its time that weights stream
-    settle_s: float  # the time over which the card takes its mean
-    flop8: float = 1.0  # energy of an 8-bit flop over that of a 16-bit one
+    rest_w: Annotated[float, Range(0, 1e5)]  # of a card at work, besides what the work itself takes
+    weight_j: Annotated[float, Range(0, 1e-6)]  # per byte of weights
+    cache_j: Annotated[float, Range(0, 1e-6)]  # per byte of KV cache
+    flop_j: Annotated[float, Range(0, 1e-9)]
+    limit_w: Annotated[float, Range(1, 1e6)]  # mean draw at full clock from which on the clock falls
+    slope: Annotated[float, Range(0, 10)]  # how much longer a work takes, per share of draw above the limit
+    calm: Share  # how much less of that for the share of its time that weights stream
+    settle_s: Annotated[float, Range(1e-4, 60)]  # the time over which the card takes its mean
+    flop8: Annotated[float, Range(0.05, 2)] = 1.0  # energy of an 8-bit flop over that of a 16-bit one
 
     def flop_factor(self, spec: ModelSpec) -> float:
         """Energy of a model's flops over that of as many 16-bit ones."""

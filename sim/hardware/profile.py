@@ -8,163 +8,85 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Set
 from contextlib import suppress
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import cache, lru_cache
 from importlib.resources import files
 from importlib.resources.abc import Traversable
 from itertools import accumulate
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
-from pdvsim.sim.hardware.cards import CARD_RANGES, GPUS, gpu
+from pdvsim.sim.hardware.cards import GPUS, gpu
 from pdvsim.sim.hardware.collectives import BAR, with_collectives
 from pdvsim.sim.hardware.costs import CostModel, LookupCosts, cost_model, widest_draft
-from pdvsim.sim.hardware.forward import FIGURES, ForwardTerms
+from pdvsim.sim.hardware.forward import REQUIRED, TIME, ForwardSeconds, ForwardTerms, interpolate
+from pdvsim.sim.hardware.host import HostCost as HostCost
 from pdvsim.sim.hardware.links import LINKS, LinkSpec
 from pdvsim.sim.hardware.models import MODELS, unquantised
-from pdvsim.sim.hardware.padding import Padding, padded
 from pdvsim.sim.hardware.power import PowerFit
 from pdvsim.sim.hardware.reach import Reach, Reaches
-from pdvsim.sim.hardware.spread import spread_costs
-from pdvsim.sim.hardware.terms import RooflineLayers
+from pdvsim.sim.hardware.steps import GraphSizes
 from pdvsim.sim.hardware.transfer import shipped
-from pdvsim.sim.limits import MAX_TOKENS, Range
+from pdvsim.sim.limits import MAX_TOKENS, Range, Share, hints_of, ranges
 from pdvsim.sim.reading import error_text, parse_json, printable, quoted, read_text
 from pdvsim.sim.specs import GpuSpec, ModelSpec, Pair
 
 SCHEMA = 1
 # 95% of |log(predicted / measured)| of a shard's share of the whole model's time: Vidur's kernels on H100s, the worse
-# of the two cards that it has them of (studies/shards.py)
+# of the two cards that it has them of
 SHARD_BAR = 0.155
 ROOFLINE = "roofline, not measured"
 
-_TIME_S = Range(0, 60)  # of one forward, or of a part of it: more is milliseconds, or would stop the clock
-_WEIGHT = Range(0.001, 1000)
-_EXPONENT = Range(0, 10)
+Weight = Annotated[float, Range(0.001, 1000)]
+Exponent = Annotated[float, Range(0, 10)]
 KNOTS = ("_knots", "_factors")  # ends of the names of figures that are read between knots
 STEEPEST_FALL = 2 / 3  # of knots: measured times fall by half at most, where another kernel takes over
-
-
-@dataclass(frozen=True)
-class HostCost:
-    """Host seconds of one launch, one completion read back, one hand-over between lanes, and of each row read back.
-
-    The first launch that carries a prompt takes `join_s` more: its tokens are copied to the GPU and pages are dealt.
-    `request_s` and `prompt_token_s` pass between a request's arrival and the server's scheduler.
-    """
-
-    launch_s: float
-    completion_s: float
-    handoff_s: float
-    row_s: float = 0.0
-    request_s: float = 0.0
-    prompt_token_s: float = 0.0
-    join_s: float = 0.0
-
-    @property
-    def between_s(self) -> float:
-        """Seconds from the end of a launch to the start of the next that waits for its result."""
-        return self.launch_s + self.completion_s
-
-    def scaled(self, between_s: float) -> HostCost:
-        """The same with another time between launches, and all else in proportion; the same where it has none."""
-        factor = between_s / self.between_s if self.between_s else 1.0
-        return HostCost(**{part.name: getattr(self, part.name) * factor for part in fields(self)})
 
 
 @dataclass(frozen=True)
 class ContentionFit:
     """Slowdown of co-running launches beyond the sharing of bandwidth and compute."""
 
-    stream_weight: float = 4.0  # share of a stream against the next lower one that is running
+    stream_weight: Weight = 4.0  # share of a stream against the next lower one that is running
     # The same where three or more run: of two, each is scheduled when the other's kernel ends; only among more is there
     # a choice of which goes next. None: no different.
-    crowd_weight: float | None = None
+    crowd_weight: Weight | None = None
     # Streams take turns kernel by kernel, so a launch with longer kernels gets more of the GPU: its share grows with
     # this power of its time per layer. 0: all alike.
-    turn_exponent: float = 0.0
+    turn_exponent: Exponent = 0.0
     # Kernels of few blocks find room next to others, if the one before them is small too: their share is this much
     # larger, ...
-    small_kernel_weight: float = 1.0
+    small_kernel_weight: Weight = 1.0
     # ... and on the stream that goes first larger still, by this power of the other's time per layer over theirs.
-    yielding: float = 0.0
+    yielding: Exponent = 0.0
     # Kernels of experts have many short blocks. When a block ends, one of the stream with the higher priority is
     # scheduled: next to a launch that reads all experts, the share of one without small kernels is this many times
     # larger.
-    expert_weight: float = 1.0
+    expert_weight: Weight = 1.0
     # Where the other kernels of such a launch are small, they start before the experts' last blocks end. Next to all
     # experts its share of the turns is this many times larger, and it occupies this many times as much of the GPU.
-    small_expert_weight: float = 1.0
-    small_expert_hold: float = 1.0
+    small_expert_weight: Weight = 1.0
+    small_expert_hold: Annotated[float, Range(0.1, 10)] = 1.0
     # What priority is worth next to a dense launch in 8 bits, whose blocks are short too.
-    weight_8bit: float = 1.0
+    weight_8bit: Weight = 1.0
     # How much of the GPU a launch holds at full speed, so that nothing else finds room: this much of one with very
     # short kernels. Of the rest, half at this time per layer (0: none), as pauses between kernels and their last
     # blocks matter less in longer ones. And more with the arithmetic it uses. All held together is at most 1. Zeros: no
     # limit.
-    hold: float = 0.0
-    hold_layer_s: float = 0.0
-    hold_compute: float = 0.0
-    crowd_hold: float = 1.0  # where three or more run they find more room: times so much
+    hold: Share = 0.0
+    hold_layer_s: ForwardSeconds = 0.0
+    hold_compute: Annotated[float, Range(0, 10)] = 0.0
+    crowd_hold: Annotated[float, Range(0.1, 1)] = 1.0  # where three or more run they find more room: times so much
     # A launch of a model that multiplies in 8 bits occupies less: times so much.
-    hold_8bit: float = 1.0
-
-
-PROFILE_RANGES: dict[str, Range] = {
-    **CARD_RANGES,
-    "schema_version": Range(SCHEMA, SCHEMA),
-    "in_service": Range(0.2, 20),
-    "uncertainty": Range(0, 10),
-    **dict.fromkeys((part.name for part in fields(HostCost)), Range(0, 1)),
-    # ContentionFit
-    "stream_weight": _WEIGHT,
-    "crowd_weight": _WEIGHT,
-    "turn_exponent": _EXPONENT,
-    "small_kernel_weight": _WEIGHT,
-    "yielding": _EXPONENT,
-    "expert_weight": _WEIGHT,
-    "small_expert_weight": _WEIGHT,
-    "small_expert_hold": Range(0.1, 10),
-    **dict.fromkeys(("wait_ratios", "room_ratios"), Range(0.1, 10)),
-    "weight_8bit": _WEIGHT,
-    "hold": Range(0, 1),
-    "past_share": Range(0, 1),
-    "past_prompts": Range(0, 1),
-    "hold_layer_s": _TIME_S,
-    "hold_compute": Range(0, 10),
-    "crowd_hold": Range(0.1, 1),
-    "hold_8bit": Range(0.1, 1),
-    # PowerFit
-    "rest_w": Range(0, 1e5),
-    "weight_j": Range(0, 1e-6),
-    "cache_j": Range(0, 1e-6),
-    "flop_j": Range(0, 1e-9),
-    "flop8": Range(0.05, 2),
-    "limit_w": Range(1, 1e6),
-    "slope": Range(0, 10),
-    "calm": Range(0, 1),
-    "settle_s": Range(1e-4, 60),
-    **dict.fromkeys((part.name for part in fields(Reach)), Range(0, MAX_TOKENS)),
-    # cost terms
-    **dict.fromkeys((name for name in FIGURES if name.endswith("_s")), _TIME_S),
-    "sharpness": Range(1, 100),
-    "prompt_sms": Range(0, 1024),
-    "programs": Range(0, 1_000_000),
-    "small_kernel_tokens": Range(0, MAX_TOKENS),
-    "draft_ratio": Range(0.01, 10),
-    "row_buckets": Range(1, 65_536),
-    "chunk_buckets": Range(1, MAX_TOKENS),
-    "token_buckets": Range(1, MAX_TOKENS),
-}
+    hold_8bit: Annotated[float, Range(0.1, 1)] = 1.0
 
 
 @dataclass(frozen=True)
 class Profile:
     """One GPU, the models known on it, and how well-founded the figures are."""
 
-    schema_version: int
+    schema_version: Annotated[int, Range(SCHEMA, SCHEMA)]
     name: str
     foundation: str
     gpu: GpuSpec
@@ -174,12 +96,12 @@ class Profile:
     power: PowerFit | None = None  # absent: the clock is taken to stay where it was when forwards were measured
     provenance: dict[str, Any] = field(default_factory=dict)
     # share that holds 95% of the errors of a model's forward times, for models whose times were predicted
-    uncertainty: dict[str, float] = field(default_factory=dict)
+    uncertainty: dict[str, Annotated[float, Range(0, 10)]] = field(default_factory=dict)
     # the largest sizes measured, by model alone and for co-running launches; absent: unknown
     measured: dict[str, Reach] = field(default_factory=dict)
     measured_together: Reach | None = None
     # how many times as long as alone a model's forwards take in service, where that is known; contained in `models`
-    in_service: dict[str, float] = field(default_factory=dict)
+    in_service: dict[str, Annotated[float, Range(0.2, 20)]] = field(default_factory=dict)
     # of an engine's own steps, not of its forwards one by one: nothing is known of concurrent lanes
     whole_steps: bool = False
 
@@ -192,22 +114,27 @@ class Profile:
     def bar(self, spec: ModelSpec) -> float:
         """The error bar of a model's forward times; of a shard's for one row, all-reduces included. 0: measured."""
         own, fit = self.uncertainty.get(spec.name, 0.0), self.models.get(spec.name)
-        if fit is None or not fit.collectives.reduce_knots:
+        if fit is None or not fit.reduce_knots or self.sent_bar is None:
             return own
-        sent_s = fit.collectives.reduce_s(1) + fit.collectives.gather_s(1)
+        sent_s = interpolate(fit.reduce_knots, 1) + interpolate(fit.gather_knots, 1)
         share = sent_s / self.cost_model(spec).price(1).seconds_0
-        return own * (1 - share) + BAR * share
+        return own * (1 - share) + self.sent_bar * share
 
     def cost_model(self, spec: ModelSpec) -> CostModel:
         """The cost model of a model's launches on the GPU, or of an n-gram search on the host."""
         if spec.on_host:
             return LookupCosts(spec)
-        return spread_costs(spec, self.fit(spec)) if spec.data_ranks > 1 else cost_model(spec, self.fit(spec))
+        return cost_model(spec, self.fit(spec))
 
     def reaches(self, pair: Pair) -> Reaches:
         """Return how much of a pair's figures was measured."""
         draft, target = (self.measured.get(spec.name) for spec in (pair.draft, pair.target))
         return Reaches(draft, target, self.measured_together, widest_draft(pair.draft))
+
+    @property
+    def sent_bar(self) -> float | None:
+        """The error bar of all-reduces; None: that of the other times holds them too."""
+        return BAR
 
     @property
     def handover_s(self) -> float:
@@ -234,16 +161,13 @@ class Profile:
 
         All-reduces have a bar of their own.
         """
-        bars, sent = {name: (1 + bar) ** sign for name, bar in self.uncertainty.items()}, (1 + BAR) ** sign
+        bars = {name: (1 + bar) ** sign for name, bar in self.uncertainty.items()}
+        sent = None if self.sent_bar is None else (1 + self.sent_bar) ** sign
         return replace(self, models={name: fit.scaled(bars.get(name, 1.0), sent) for name, fit in self.models.items()})
 
-    def padded(self, padding: Padding) -> Profile:
-        """Return the same with forwards padded as an engine pads them."""
-        if padding == "profile":
-            return self
-        if self.whole_steps:
-            raise ValueError(f"--padding {padding}: profile {self.name} holds an engine's steps, padding included")
-        return replace(self, models={name: padded(fit, padding) for name, fit in self.models.items()})
+    def padded(self, graphs: GraphSizes) -> Profile:
+        """Return the same with forwards padded to these sizes."""
+        return replace(self, models={name: replace(fit, **graphs._asdict()) for name, fit in self.models.items()})
 
     def document(self) -> dict[str, Any]:
         """The profile as its file holds it."""
@@ -380,21 +304,24 @@ def _load(path: str, state: tuple[int, ...]) -> Profile:
         first = error.errors()[0]
         where = ".".join(str(part) for part in first["loc"])
         raise ValueError(f"profile {path}: {where}: {first['msg']}") from None
-    _check(path, "", data, {part.name for part in fields(Profile)})
+    _check(path, "", data, Profile)
     for name, kind in PARTS.items():
         if data.get(name) is not None:
-            _check(path, f"{name}.", data[name], {part.name for part in fields(kind)})
+            _check(path, f"{name}.", data[name], kind)
     for name, figures in data["models"].items():
-        _check(path, f"models.{name}.", figures, FIGURES.keys())
-        if not figures.get("layer_knots") and not any(figures[part.name] for part in fields(RooflineLayers)[:3]):
+        _check(path, f"models.{name}.", figures, ForwardTerms)
+        if missing := next((figure for figure in REQUIRED if figure not in figures), ""):
+            raise ValueError(f"profile {path}: models.{name}.{missing}: Field required")
+        if not figures.get("layer_knots") and not any(figures[part] for part in REQUIRED[:3]):
             raise ValueError(f"profile {path}: models.{name}.weights_s: a forward would take no time")
     for name, sizes in data.get("measured", {}).items():
-        _check(path, f"measured.{name}.", sizes, {part.name for part in fields(Reach)})
+        _check(path, f"measured.{name}.", sizes, Reach)
     return profile
 
 
-def _check(path: str | Path, where: str, given: dict[str, Any], known: Set[str]) -> None:
+def _check(path: str | Path, where: str, given: dict[str, Any], kind: type) -> None:
     """Refuse unknown keys and figures that are no durations, rates or sizes."""
+    known = hints_of(kind)
     for key in given:
         if key not in known:
             raise ValueError(f"profile {path}: {where}{key}: unknown key; known: {', '.join(sorted(known))}")
@@ -405,8 +332,8 @@ def _check(path: str | Path, where: str, given: dict[str, Any], known: Set[str])
             many = value
         figures = {f"{where}{name}.{key}": item for key, item in many} or {f"{where}{name}": value}
         for place, figure in figures.items():
-            if name in PROFILE_RANGES and isinstance(figure, (int, float)) and not PROFILE_RANGES[name].holds(figure):
-                raise ValueError(f"profile {path}: {place}: must be {PROFILE_RANGES[name]}, got {quoted(figure)}")
+            if (span := ranges(kind).get(name)) and isinstance(figure, (int, float)) and not span.holds(figure):
+                raise ValueError(f"profile {path}: {place}: must be {span}, got {quoted(figure)}")
         if name.endswith("_buckets") and value != sorted(set(value)):
             raise ValueError(f"profile {path}: {where}{name}: needs increasing sizes")
         if name.endswith(KNOTS) and value:
@@ -419,8 +346,8 @@ def _check_knots(where: str, knots: list[tuple[int, float]]) -> None:
     if len(knots) == 1:
         raise ValueError(f"{where}: needs two or more (tokens, seconds) pairs")
     _check_tokens(where, knots)
-    if not all(_TIME_S.holds(time_s) for time_s in seconds):
-        raise ValueError(f"{where}: seconds must be {_TIME_S}")
+    if not all(TIME.holds(time_s) for time_s in seconds):
+        raise ValueError(f"{where}: seconds must be {TIME}")
     if not any(seconds) or (where.endswith(".layer_knots") and not all(seconds)):
         raise ValueError(f"{where}: seconds must be above 0")
     if any(time_s < (1 - STEEPEST_FALL) * most for time_s, most in zip(seconds, accumulate(seconds, max), strict=True)):

@@ -11,13 +11,14 @@ from __future__ import annotations
 
 import math
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from pdvsim.sim.core import KINDS
 from pdvsim.sim.hardware.costs import STRETCHES
+from pdvsim.sim.limits import MAX_TOKENS, Range
 from pdvsim.sim.records import Columns
 
 Array = NDArray[Any]
@@ -34,16 +35,19 @@ SIZES = {
 }
 
 
+Size = Annotated[int, Range(0, MAX_TOKENS)]
+
+
 @dataclass(frozen=True)
 class Reach:
     """The largest of each size that was measured; None: unknown."""
 
-    rows: int | None = None
-    k: int | None = None  # draft length: steps of a draft, tokens per row of a verify, less one
-    context: int | None = None  # cached tokens per row
-    prompt_tokens: int | None = None  # in one forward
-    prompt_start: int | None = None  # tokens of a prompt cached before
-    tokens: int | None = None  # new tokens of one forward, rows and prompts
+    rows: Size | None = None
+    k: Size | None = None  # draft length: steps of a draft, tokens per row of a verify, less one
+    context: Size | None = None  # cached tokens per row
+    prompt_tokens: Size | None = None  # in one forward
+    prompt_start: Size | None = None  # tokens of a prompt cached before
+    tokens: Size | None = None  # new tokens of one forward, rows and prompts
 
 
 @dataclass(frozen=True)

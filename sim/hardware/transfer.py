@@ -28,10 +28,16 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pdvsim.sim.hardware import attention, terms
-from pdvsim.sim.hardware.attention import PROMPT_QUERIES, SMALL_HEAD, WIDE_HEAD, WIDE_QUERIES
 from pdvsim.sim.hardware.cards import flops_of
-from pdvsim.sim.hardware.forward import ForwardTerms
+from pdvsim.sim.hardware.forward import (
+    PROMPT_QUERIES,
+    SMALL_HEAD,
+    WIDE_HEAD,
+    WIDE_QUERIES,
+    ForwardTerms,
+    Knots,
+    large_products_s,
+)  # fmt: skip
 from pdvsim.sim.specs import GpuSpec, ModelSpec
 
 Floats = NDArray[np.float64]
@@ -58,6 +64,7 @@ IMBALANCE = 0.23
 # (AIConfigurator's tables, Apache-2.0). The convolution reads and writes its channels.
 STREAM_KERNELS = 4  # of a layer, that mix streams of hidden states
 STATE_KERNELS = 2
+STATE_ENDS = 1, 2048  # of the straight lines of layers that keep a state
 SCAN_SHARE = 0.09
 
 
@@ -306,36 +313,33 @@ def forward_terms(prices: Prices) -> ForwardTerms:
     """The formula read at knots; more tokens are never faster."""
     spec, (reading, multiplying) = prices.s, prices.head()
     widths, tokens = np.array(WIDTHS, float), np.array(TOKENS, float)
-    kv, engine = np.maximum.accumulate(prices.kv(widths)), prices.engine
-    fused = knots_at(TOKENS, np.maximum.accumulate(prices.fused(tokens))) if spec.fused_inputs else ()
+    kv, engine, states = np.maximum.accumulate(prices.kv(widths)), prices.engine, np.array(STATE_ENDS, float)
+    ranks = spec.data_ranks > 1
     return ForwardTerms(
-        layers=terms.MeasuredLayers(knots_at(TOKENS, np.maximum.accumulate(prices.layers(tokens)))),
-        head=terms.OutputProjection(reading, multiplying),
-        rows=attention.MeasuredAttention(
-            knots_at(WIDTHS, kv), width_knots=knots_at(WIDTHS, prices.width(widths)), row_s=prices.row()
-        ),
-        prompts=attention.WaveAttention(prices.sms, prices.prompt_wave()),
-        overhead=terms.PromptOverhead(prices.mixed()),
-        experts=terms.ExpertReads(prices.expert()),
-        spread=terms.SpreadExperts(knots_at(TOKENS, np.maximum.accumulate(prices.experts(tokens))), NO_EXCHANGE)
-        if spec.data_ranks > 1
-        else terms.SpreadExperts(),
-        fused=terms.FusedInputs(fused),
-        states=state_updates(prices) if spec.row_bytes else terms.StateUpdates(),
-        steps=terms.DraftSteps(prices.c.draft_ratio),
-        small=terms.SmallKernels.of(spec, engine.small_tokens, engine.small_bytes, prices.bandwidth),
-        graphs=terms.GraphSizes(engine.row_buckets, engine.chunk_buckets),
+        layer_knots=knots_at(TOKENS, np.maximum.accumulate(prices.layers(tokens))),
+        expert_s=prices.expert(),
+        head_weights_s=reading,
+        head_token_s=multiplying,
+        kv_knots=knots_at(WIDTHS, kv),
+        width_knots=knots_at(WIDTHS, prices.width(widths)),
+        row_s=prices.row(),
+        prompt_sms=prices.sms,
+        prompt_wave_s=prices.prompt_wave(),
+        mixed_s=prices.mixed(),
+        spread_knots=knots_at(TOKENS, np.maximum.accumulate(prices.experts(tokens))) if ranks else (),
+        exchange_knots=NO_EXCHANGE if ranks else (),
+        fused_knots=knots_at(TOKENS, np.maximum.accumulate(prices.fused(tokens))) if spec.fused_inputs else (),
+        state_knots=knots_at(STATE_ENDS, prices.states(states)) if spec.row_bytes else (),
+        scan_knots=knots_at(STATE_ENDS, prices.scan(states)) if spec.row_bytes else (),
+        draft_ratio=prices.c.draft_ratio,
+        small_kernel_tokens=engine.small_tokens,
+        large_s=large_products_s(spec, engine.small_bytes, prices.bandwidth),
+        row_buckets=engine.row_buckets,
+        chunk_buckets=engine.chunk_buckets,
     )
 
 
-def state_updates(prices: Prices) -> terms.StateUpdates:
-    """The formula of layers that keep a state: both lines are straight."""
-    ends = 1, 2048
-    states, scan = prices.states(np.array(ends, float)), prices.scan(np.array(ends, float))
-    return terms.StateUpdates(knots_at(ends, states), knots_at(ends, scan))
-
-
-def knots_at(at: Sequence[int], seconds: Floats) -> terms.Knots:
+def knots_at(at: Sequence[int], seconds: Floats) -> Knots:
     """Times at sizes, as knots."""
     return tuple(zip(at, seconds.tolist(), strict=True))
 

@@ -91,7 +91,8 @@ class Clock(simpy.Environment):
         queue, machines = self._queue, self.machines
         # what happens before a launch is ready may launch more, and so they are put on their streams together
         if self.launched and not (queue and queue[0][0] <= min([device.ready_s for device in self.launched])):
-            self._take_in()
+            while self.launched:
+                self.launched.pop().take_in()
         machine = machines[0] if len(machines) == 1 else self._next_machine()
         if queue and queue[0] < machine.due:
             self._now, _, _, event = heappop(queue)
@@ -126,10 +127,6 @@ class Clock(simpy.Environment):
         while self._queue and self._queue[0][0] <= now_s:
             self.step()
         self._now = now_s
-
-    def _take_in(self) -> None:
-        while self.launched:
-            self.launched.pop().take_in()
 
     def _next_machine(self) -> TimedDevice:
         """The device whose launch ends first."""

@@ -49,13 +49,10 @@ class FastForwardGPU(SimulatedGPU):
         else:
             super().take_in()
 
-    def _horizon(self) -> float:
-        """The time of the next event that may change what the GPU does."""
-        return self.env.horizon(self, not self.arrivals_queue or self.host.idle_lanes > 0)
-
     def _run_alone(self, jobs: list[Job]) -> bool:
         """Run launches of one stream to their end, if the host awaits only the last and nothing else is due before."""
-        horizon_s, lane, last = self._horizon(), jobs[0].launch.lane, jobs[-1]
+        horizon_s = self.env.horizon(self, not self.arrivals_queue or self.host.idle_lanes > 0)
+        lane, last = jobs[0].launch.lane, jobs[-1]
         end_s, mean_w, power, spans = self.time_s, self.mean_w, self.power, []
         for job in jobs:
             if job.launch.lane != lane or job.launch.watched != (job is last):
@@ -89,11 +86,13 @@ class FastForwardGPU(SimulatedGPU):
         env, host, handed, forecast, rows = self.env, self.host, lanes[0] != lanes[1], batch.forecast, len(batch)
         if forecast is None or self.running or self.coming or self.fresh or host.times.idle_poll_s:
             return 0
+        horizon_s = arrival_s = env.horizon(self)
+        if self.arrivals_queue and not host.idle_lanes:
+            horizon_s = env.horizon(self, arrivals=False)
         most = min(ROUNDS, forecast.end - forecast.round)
-        horizon_s = self._horizon()
         if most < 1 or horizon_s <= env._now:
             return 0
-        prices, arrival_s = self._prices(lanes, rows, forecast.k, forecast.context), env.horizon(self)
+        prices = self._prices(lanes, rows, forecast.k, forecast.context)
         if arrival_s < inf:  # no round is shorter than its verify
             most = min(most, int((arrival_s - env._now) / prices.least_s) + (arrival_s < horizon_s))
         if most < 1 or (most := forecast.roomy(most)) < 1:
@@ -103,7 +102,7 @@ class FastForwardGPU(SimulatedGPU):
             if not model.is_past_window(rows, contexts[0]) and model.is_past_window(rows, contexts[most - 1]):
                 most = bisect_right(contexts, rows * model.window, 0, most)
                 lags = lags[:most]
-        if max(lags) >= len(prices.by_lag):
+        if forecast.k and max(lags) >= len(prices.by_lag):
             return 0
         over, spent_s = self._go_through(
             forecast, rows, handed, depth, prices, contexts, lags, horizon_s, arrival_s, enough
@@ -115,7 +114,8 @@ class FastForwardGPU(SimulatedGPU):
 
     def _prices(self, lanes: tuple[str, str], rows: int, k: int, context: int) -> RoundPrices:
         """Looked up, or made the first time."""
-        key = (lanes, rows, k, tuple([model.is_past_window(rows, context) for model in self._windowed]))
+        past = tuple([model.is_past_window(rows, context) for model in self._windowed]) if self._windowed else ()
+        key = (lanes, rows, k, past)
         prices = self._round_prices.get(key)
         if prices is None:
             ledger, factors = self.ledger, self.flop_factors

@@ -259,8 +259,10 @@ class Forecast:
     def sums(self, rounds: int) -> tuple[list[float], list[int]]:
         """Context and drafter lag before each of the next rounds; the context as what prices are computed from."""
         here = slice(self.round, self.round + rounds)
-        lags = self._lags[here].tolist()
-        lags[0] = self.drafter_lag
+        lags = [0] * rounds
+        if self.k:
+            lags = self._lags[here].tolist()
+            lags[0] = self.drafter_lag
         return self._contexts[here].astype(float).tolist(), lags
 
     def reserve(self) -> bool:

@@ -38,7 +38,8 @@ class PathTable:
     def __init__(self, gains: bytes, contexts: NDArray[np.int64], k: int, rereads: bool, kv: KvCache) -> None:
         self.gains = gains  # of each round
         self.contexts = contexts  # cached tokens before each round, and after the last
-        self.lags = np.frombuffer(gains.translate(lags_by_gain(k, rereads)), np.uint8)  # of the drafter, after each
+        # of the drafter, after each; without drafts no forward of it reads them
+        self.lags = np.frombuffer(gains.translate(lags_by_gain(k, rereads)) if k else b"", np.uint8)
         self.held = kv.all_blocks(contexts, k + 1)  # of the KV cache, in each
 
 
@@ -53,14 +54,12 @@ class RequestPath(NamedTuple):
 @lru_cache(maxsize=4096)  # a search serves the same requests again and again
 def _rounds(runs: bytes, k: int, at: int, end: int, context: int) -> tuple[bytes, NDArray[np.int64]]:
     """Gains and contexts of the rounds of k draft tokens from token `at` on."""
-    gains = b"\1" * (end - at)
-    if k:
-        rounds, runs = [], runs.translate(gains_by_run(k))
-        while at < end:
-            gained = runs[at]
-            rounds.append(gained)
-            at += gained
-        gains = bytes(rounds)
+    rounds, runs = [], runs.translate(gains_by_run(k))
+    while at < end:
+        gained = runs[at]
+        rounds.append(gained)
+        at += gained
+    gains = bytes(rounds)
     contexts = np.frombuffer(b"\0" + gains, np.uint8).astype(np.int64)  # summing bytes takes four times as long
     contexts[0] = context
     return gains, contexts.cumsum(out=contexts)
@@ -105,8 +104,11 @@ class PathsTogether(PathTable):
 def path_of(row: Request, k: int, rereads: bool, kv: KvCache) -> RequestPath:
     """The rounds of k draft tokens that a request has yet to go through."""
     drawn, runs, at, end, context = row.drawn, row.accept_runs, row.state.emitted, row.output_tokens, row.state.context
+    if not k:
+        plain = PathTable(b"\1" * (end - at), np.arange(context, context + end - at + 1), k, rereads, kv)
+        return RequestPath(plain, 0, end - at)
     if (
-        not k or at != 1 or drawn is None or len(drawn.runs) < TOGETHER
+        at != 1 or drawn is None or len(drawn.runs) < TOGETHER
         or drawn.runs[row.place] is not runs or len(runs) != end
         or not drawn.prompt_tokens[row.place] == row.prompt_tokens == context
     ):  # fmt: skip

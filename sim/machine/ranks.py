@@ -1,7 +1,7 @@
 """Data-parallel ranks that step together: each serves its own requests, and the experts of a layer are shared by all.
 
 A step begins when every rank has launched its part or has nothing to do, and takes as long as the slowest rank outside
-the experts, and then the experts for the tokens of all (`hardware.spread`). A rank without requests steps along: one
+the experts, and then the experts for the tokens of all (`hardware.costs`). A rank without requests steps along: one
 that arrives there during a step waits for its end. Drafts come before the target's forwards on all ranks, so that a
 rank with a shorter draft, or none, waits for the longest.
 
@@ -17,8 +17,7 @@ from typing import Any
 from simpy.events import Event
 
 from pdvsim.sim.core import Role
-from pdvsim.sim.hardware.costs import Price, Routed
-from pdvsim.sim.hardware.spread import together
+from pdvsim.sim.hardware.costs import Price, Routed, together
 from pdvsim.sim.machine.batch import Launch
 from pdvsim.sim.machine.clock import Clock
 from pdvsim.sim.machine.device import Job, SimulatedGPU
@@ -84,8 +83,6 @@ class RankGroup:
 class RankGPU(SimulatedGPU, Device):
     """One rank, as its policy sees it: a GPU or tensor-parallel group whose launches wait for the other ranks."""
 
-    foresees = False
-
     def __init__(self, group: RankGroup, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
         self._group = group
@@ -119,4 +116,4 @@ def joint_prices(launches: Sequence[tuple[RankGPU, Launch]]) -> list[Price]:
     model = rank.ledger.models[launch.role]
     shared = model.shared([rank.routed(launch) for rank, launch in launches])
     carries = any(launch.chunks for _, launch in launches)
-    return together(own, shared, model.terms.overhead.least_s if carries else 0.0)
+    return together(own, shared, model.terms.least_s if carries else 0.0)

@@ -46,9 +46,10 @@ LINE = 0.06  # of the noise over the whole half
 LONG_RUN = 128  # times a request's time in service, below which LINE shrinks in proportion
 SHORT_RUN = 8
 HELD = 0.05
-CONFIDENCE = 0.95
+# Student's t, as scipy.special.stdtrit gives it: importing that would take as long as a short run
+SHORT_T = 2.131449545559776  # of SLICES slices, two-sided at 0.95
 RISES = 2.0  # times the queue of the first half, and ...
-RISES_CONFIDENCE = 0.999  # ... at this confidence: slices of a stable queue are not independent
+RISES_T = 4.785289628638333  # ... of half the slices, at 0.999: slices of a stable queue are not independent
 UNDELIVERED = 0.1  # share of the offered requests that may be missing, or twice the noise of their number
 
 
@@ -167,21 +168,17 @@ class Half:
 
     def rises(self) -> bool:
         """Return whether the queue was longer in the second half of the slices, beyond chance and by a factor."""
-        from scipy.special import stdtrit
-
         before, after = self.waiting.reshape(2, -1)
         spread = math.sqrt((before.var(ddof=1) + after.var(ddof=1)) / len(before))
         apart = float(after.mean() - before.mean())
-        beyond_chance = apart > float(stdtrit(len(before) - 1, RISES_CONFIDENCE)) * spread
+        beyond_chance = apart > RISES_T * spread
         return beyond_chance and float(after.mean()) > RISES * max(1.0, float(before.mean()))
 
     def falls_short(self, due: Array | float) -> bool:
         """Return whether fewer were admitted in a slice than were `due`, beyond chance."""
-        from scipy.special import stdtrit
-
         short = due - self.admissions
         spread = float(short.std(ddof=1)) / math.sqrt(SLICES)
-        return float(short.mean()) > float(stdtrit(SLICES - 1, 0.5 + CONFIDENCE / 2)) * spread
+        return float(short.mean()) > SHORT_T * spread
 
 
 def label_of(traffic: Traffic, census: Census, delivered: float = math.inf) -> str:

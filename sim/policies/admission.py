@@ -19,7 +19,7 @@ from pdvsim.sim.policies.controllers import Controller
 from pdvsim.sim.policies.gates import gate_of
 from pdvsim.sim.policies.options import Server
 from pdvsim.sim.policies.planner import Planner
-from pdvsim.sim.policies.traits import PolicyTraits, decides
+from pdvsim.sim.policies.traits import MethodNames, PolicyTraits
 from pdvsim.sim.records import Deliveries
 
 Process = Generator[Event, Any, None]
@@ -44,6 +44,8 @@ class Admission(PolicyTraits):
     """Requests enter by `submit` and leave through `on_finish`."""
 
     drafter_follows = True  # the drafter prefills what the target does, as long as anything is drafted
+    while_waiting: MethodNames = ("admits", "next_chunks")
+    every_round: MethodNames = ("reserve",)
 
     def __init__(self, context: Context) -> None:
         self.env = context.env
@@ -95,12 +97,10 @@ class Admission(PolicyTraits):
             for worker in self.prefill_workers:
                 worker.wake(self.env.now)
 
-    @decides("while waiting")
     def admits(self) -> bool:
         """Return whether the policy's own rules let one more request in; the KV cache must have room as well."""
         return self.in_flight < self.settings.max_num_seqs
 
-    @decides("while waiting")
     def next_chunks(self, budget: int, worker: int = 0) -> tuple[Chunk, ...]:
         """Chunks to prefill in the next forward, within a token budget: unfinished requests, then new admissions.
 
@@ -130,7 +130,6 @@ class Admission(PolicyTraits):
                 budget -= chunk.tokens
         return tuple(chunks)
 
-    @decides("every round")
     def reserve(self, rows: Batch, k: int) -> Batch:
         """Reserve room for a round of k draft tokens for each row; requests that were preempted for it leave `rows`."""
         if not rows.reserve(self.kv, k):

@@ -7,10 +7,9 @@ from functools import cached_property
 from itertools import pairwise
 from typing import Annotated, Literal
 
-from pdvsim.sim.core import DrafterKind
+from pdvsim.sim.core import DrafterKind, Priority
 from pdvsim.sim.hardware.models import drafted_by, drafter_kind, pair_name, with_fp8_target
 from pdvsim.sim.hardware.models import pair as named_pair
-from pdvsim.sim.hardware.options import Priority
 from pdvsim.sim.limits import (
     MAX_DRAFT,
     MAX_TOKENS,
@@ -40,7 +39,7 @@ class Server:
     """Draft length k, or the starting value if a controller changes it. 0: no speculation, the drafter is not used."""
     drafter: DrafterKind | None = None
     """Draft model, eagle3 or mtp head, ngram or suffix search, or none; in parallel: pard (a draft model), p-eagle or
-    dflash (heads). Default: as in --pair."""
+    dflash or dspark (heads). Default: as in --pair."""
     controller: ControllerName = "fixed"
     """How the draft length is chosen: fixed, feedback (PD-Verify paper), goodput (best by the latency model), table (by
     batch size, as in vLLM) or adaptive-verification (of k draft tokens the most promising are verified, as in vLLM)."""
@@ -80,14 +79,14 @@ class Server:
     prompt_wait_steps: Internal[Annotated[int, Range(0, 10_000)]] = 0
     prompt_wait_share: Internal[PartialShare] = 0.0
     pad_drafts: Internal[bool] = False  # ngram: rows of a verify padded to its longest draft, as in realrun's engine
-    async_scheduling: bool = False
-    """Launch the next draft before the result of the last verify is read, so that host and GPU work concurrently."""
+    async_scheduling: bool | None = None
+    """Schedule the next step (pdvsim: launch the next draft) before the last result is read. Default: the engine's."""
     kv_cache: KvPolicy = "paged"
     """paged: blocks are allocated as tokens arrive, with preemption when none is free. reserved: all blocks a request
     may need are allocated at admission, and prefixes are not cached."""
     enable_prefix_caching: bool = True
     """Prefill every prompt whole. By default the KV cache of prompts and answers is kept, and prompts that begin with
-    the same tokens skip that part: shared prefixes and conversations (docs/prefix-caching.md)."""
+    the same tokens skip that part: shared prefixes and conversations (docs/traffic.md)."""
     quantization: Literal["fp8"] | None = None
     """fp8: 8-bit weights in the target's layers, as in a target named NAME-fp8. Name a draft model's in --pair."""
     kv_cache_dtype: Literal["auto", "fp8"] = "auto"

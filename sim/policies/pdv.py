@@ -17,7 +17,7 @@ from pdvsim.sim.machine.batch import Batch
 from pdvsim.sim.policies.base import Context, Process
 from pdvsim.sim.policies.pd import PrefillDecode
 from pdvsim.sim.policies.rounds import fast_forward, leave
-from pdvsim.sim.policies.traits import Asked, OwnOptions, Tuned, decides
+from pdvsim.sim.policies.traits import Asked, MethodNames, OwnOptions, Tuned
 
 
 class PDV(PrefillDecode):
@@ -28,6 +28,7 @@ class PDV(PrefillDecode):
     tuned: Tuned = ("verify_gather", ("auto", "always", "never"))
     not_in_engines = "has three lanes on one GPU and collects verify batches from several drafts"
     asked: Asked = "on change"
+    every_round: MethodNames = ("decode_worker", "decode_batch", "gathers", "verify_worker")
 
     def __init__(self, context: Context) -> None:
         super().__init__(context)
@@ -41,7 +42,6 @@ class PDV(PrefillDecode):
     def admits(self) -> bool:
         return len(self.decode) < self.settings.max_decode_queue and super().admits()
 
-    @decides("every round")
     def decode_worker(self) -> Process:
         while True:
             rows = self.decode.take(self.settings.draft_batch)
@@ -51,7 +51,6 @@ class PDV(PrefillDecode):
             self.wake_prefill()
             yield from self.decode_batch(rows)
 
-    @decides("every round")
     def decode_batch(self, rows: Batch) -> Generator[Event, Any, None]:
         """Draft for `rows` and hand them to the verify lane."""
         k = self.draft_length(rows)
@@ -72,7 +71,6 @@ class PDV(PrefillDecode):
             self.drafting = Batch()
         self.verify_queue.put(rows)
 
-    @decides("every round")
     def gathers(self) -> bool:
         """Return whether verify should wait for the requests in the decode lane and take all in one batch.
 
@@ -100,7 +98,6 @@ class PDV(PrefillDecode):
         super().preempt(request)
         self.verify_queue.wake(self.env.now)  # verify may have been waiting for it
 
-    @decides("every round")
     def verify_worker(self) -> Process:
         while True:
             while not len(self.verify_queue) or self.gathers():

@@ -6,6 +6,7 @@ Not accounted for: the power limit. Times are those of a cool GPU.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 from math import exp, sqrt
 from typing import NamedTuple
 
@@ -161,10 +162,11 @@ class Planner:
         A row whose drafts were all accepted has the drafter read the last of them; a head reads all accepted ones.
         """
         heads = self.models["draft"].widest > 2
+        drafts_s = [self._draft_s(rows, tokens, k, context) for tokens in range(1, (k if heads else 1) + 2)]
         seconds = 0.0
-        for tokens, accepted in [(n, n) for n in range(1, k + 1)] if heads else [(1, k)]:
-            more = self._draft_s(rows, tokens + 1, k, context) - self._draft_s(rows, tokens, k, context)
-            seconds += more * (1 - (1 - rate**accepted) ** rows)  # some row has at least `accepted` tokens accepted
+        for at, (less_s, more_s) in enumerate(pairwise(drafts_s), 1):
+            accepted = at if heads else k
+            seconds += (more_s - less_s) * (1 - (1 - rate**accepted) ** rows)  # some row has so many tokens accepted
         return seconds
 
     def overlapped_s(self, rows: int, context: int, k: int, rate: float = 1.0) -> float:

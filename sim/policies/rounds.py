@@ -11,18 +11,19 @@ from pdvsim.sim.core import Chunk, Request
 from pdvsim.sim.machine.batch import Batch, Launch
 from pdvsim.sim.machine.lane import PRIORITY
 from pdvsim.sim.policies.admission import Admission, Context, finish
-from pdvsim.sim.policies.traits import decides
+from pdvsim.sim.policies.traits import MethodNames
 
 
 class Rounds(Admission):
     """Draft and verify the rows of a batch, round after round."""
+
+    every_round: MethodNames = ("draft_length", "draft", "verify", "step", "settle")
 
     def __init__(self, context: Context) -> None:
         super().__init__(context)
         self.decode_steps = 0  # rounds of the draft lane that are over
         self.fast_forwards = context.device.foresees and not self.drafts_early and self.asked != "every round"
 
-    @decides("every round")
     def draft_length(self, rows: Batch) -> int:
         """Draft tokens for the next round of `rows`: those already being made, or as the controller wants; 0: none."""
         if not self.speculates or not rows:
@@ -34,7 +35,6 @@ class Rounds(Admission):
         self.controller.scheduled = len(rows) + len(self.prefilling)
         return self.controller.draft_length(rows, queued, self.env.now)
 
-    @decides("every round")
     def draft(self, rows: Batch, k: int, chunks: tuple[Chunk, ...] = (), atomic: bool = False) -> Launch:
         """k tokens for each row, by the draft model.
 
@@ -49,7 +49,6 @@ class Rounds(Admission):
             self.backlog(lane), watched, rows.context,
         )  # fmt: skip
 
-    @decides("every round")
     def verify(self, rows: Batch, k: int, chunks: tuple[Chunk, ...] = (), atomic: bool = False) -> Launch:
         """The target model's verdict on each row's drafts; with k=0, one plain token each.
 
@@ -70,7 +69,6 @@ class Rounds(Admission):
             priority(self, lane, rows), self.backlog(lane), True, rows.context, packed=packed,
         )  # fmt: skip
 
-    @decides("every round")
     def step(self, rows: Batch, k: int, chunks: tuple[Chunk, ...] = ()) -> Event:
         """Draft and verify, one after the other on the draft lane, with prompts in the first forwards. The verdict."""
         lane, followed = self.draft_lane, for_drafter(self, chunks) if chunks else ()
@@ -109,7 +107,6 @@ class Rounds(Admission):
         self.decode_steps += 1
         return self.settle(rows, verdict)
 
-    @decides("every round")
     def settle(self, rows: Batch, verdict: Sequence[int]) -> Batch:
         """Deliver the accepted drafts and one target token per row; return the rows that continue."""
         now = self.env.now

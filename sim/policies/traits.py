@@ -2,27 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, Literal, TypeVar, get_args
+from typing import Any, Literal, get_args
 
 from pdvsim.sim.policies.options import Server
 
 OwnOptions = tuple[str, ...]
+MethodNames = tuple[str, ...]
 Tuned = tuple[str, tuple[Any, ...]] | None
 Workers = Literal["lanes", "turns", "requests"]
 Asked = Literal["on change", "while waiting", "every round"]
 _ASKED: tuple[Asked, ...] = get_args(Asked)
-Method = TypeVar("Method", bound=Callable[..., Any])
-
-
-def decides(asked: Asked) -> Callable[[Method], Method]:
-    """Mark a method: a policy with one of its own must be asked that often."""
-
-    def mark(method: Method) -> Method:
-        method.asked = asked  # type: ignore[attr-defined]
-        return method
-
-    return mark
 
 
 class PolicyTraits:
@@ -44,9 +33,11 @@ class PolicyTraits:
     tuned: Tuned = None  # one of them, and the values that a search tries
     not_in_engines = ""  # what it does that no flag of a serving engine asks for
     # when its workers are asked for a decision: when something changes (an arrival, a finish, another draft length),
-    # also in every round while a request waits, or in every round. A class that overrides a method which `decides` is
-    # asked as often as that needs, unless it states this itself
+    # also in every round while a request waits, or in every round. A class that overrides one of the methods that its
+    # bases name below is asked as often as that needs, unless it states this itself
     asked: Asked = "on change"
+    while_waiting: MethodNames = ()
+    every_round: MethodNames = ()
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
@@ -55,8 +46,11 @@ class PolicyTraits:
         stated = [part is not cls and "asked" in vars(part) for part in cls.__mro__]
         first = stated.index(True)  # the policy that it derives from; before it, what is mixed in
         own = {name for part in cls.__mro__[:first] for name in vars(part)}
-        marks = [getattr(vars(base).get(name), "asked", cls.asked) for base in cls.__mro__[first:] for name in own]
-        cls.asked = max([cls.asked, *marks], key=_ASKED.index)
+        needs = [cls.asked]
+        for base in cls.__mro__[first:]:
+            needs += ["while waiting"] if own.intersection(vars(base).get("while_waiting", ())) else []
+            needs += ["every round"] if own.intersection(vars(base).get("every_round", ())) else []
+        cls.asked = max(needs, key=_ASKED.index)
 
     @classmethod
     def lane_names(cls) -> tuple[str, ...]:

@@ -13,9 +13,8 @@ from simpy.events import Event
 
 from pdvsim.sim.core import Chunk
 from pdvsim.sim.machine.batch import Batch
-from pdvsim.sim.policies.base import Context, Policy, Process
+from pdvsim.sim.policies.base import Context, Policy, Process, start_prefill
 from pdvsim.sim.policies.options import Server
-from pdvsim.sim.policies.prompts import start_prefill
 from pdvsim.sim.policies.traits import OwnOptions, Tuned, Workers
 
 

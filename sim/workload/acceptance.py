@@ -78,19 +78,15 @@ def dropped_tokens(alpha: float, k: int) -> float:
 
 def mean_round(runs: Sequence[bytes], k: int) -> tuple[float, float]:
     """Mean tokens of a round of draft length `k`, and mean rounds of an output, by stepping through the outputs."""
-    flat = np.frombuffer(b"".join(runs), np.uint8).astype(np.int64)
-    ends = np.cumsum([len(one) for one in runs])
-    at = ends - [len(one) for one in runs] + FIRST_ROUND
+    gained = bytes(min(run, k) + 1 for run in range(256))
     tokens = rounds = 0
-    while True:
-        going = at < ends
-        at, ends = at[going], ends[going]
-        if not len(at):
-            return tokens / max(1, rounds), rounds / len(runs)
-        gains = np.minimum(flat[at], k) + 1
-        tokens += int(gains.sum())
-        rounds += len(at)
-        at = at + gains
+    for one in runs:
+        gains, at, end = one.translate(gained), FIRST_ROUND, len(one)
+        while at < end:
+            at += gains[at]
+            rounds += 1
+        tokens += at - FIRST_ROUND if end > FIRST_ROUND else 0
+    return tokens / max(1, rounds), rounds / len(runs)
 
 
 def guessed_rate(alpha: float, k: int, fan: int, exponent: float) -> float:

@@ -11,6 +11,7 @@ stages of a request are sums, whose order is free: they are compared to the nano
 from __future__ import annotations
 
 import json
+import os
 import sys
 import warnings
 from collections.abc import Iterator
@@ -20,13 +21,14 @@ from typing import Any
 import numpy as np
 
 import pdvsim
+from pdvsim.bench.output import dumps
 from pdvsim.sim.assembly import card_profile, covered
 from pdvsim.sim.config import Experiment, Hardware, Server
 from pdvsim.sim.hardware.cards import GPUS
 from pdvsim.sim.hardware.models import PRESETS
 from pdvsim.sim.policies import ARCHS
-from pdvsim.study.output import dumps
 
+os.environ["PDVSIM_CACHE"] = ""  # answers are made, not remembered
 STAGES = ("draft_s", "wait_s", "verify_s")
 LOADS: dict[str, dict[str, Any]] = {
     "one": {"max_concurrency": 1, "num_prompts": 30},

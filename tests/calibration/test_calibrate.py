@@ -108,7 +108,7 @@ def test_launches_in_service_make_a_profile_slower(tmp_path: Path) -> None:
         deviates_s = 1e-4 - usual.host.between_s
         assert now.host.between_s == pytest.approx(usual.host.between_s + HOST_SHARE * deviates_s)
     for name in slower.in_service:
-        layers_s = [one.models[name].layers.seconds(64, 0.0) for one in (there, before)]
+        layers_s = [one.models[name].layers_s(64) for one in (there, before)]
         assert layers_s[0] == pytest.approx(layers_s[1])
 
 

@@ -18,12 +18,10 @@ from pdvsim.calibration.fit.pairs import Group, Member, Pairs, Ratios
 from pdvsim.calibration.fit.points import medians, middle, price_s, tokens_of
 from pdvsim.profiler import grid
 from pdvsim.realrun.engine.buckets import CHUNK_BUCKETS, ROW_BUCKETS
-from pdvsim.sim.hardware.attention import MeasuredAttention, WaveAttention
 from pdvsim.sim.hardware.costs import CostModel
 from pdvsim.sim.hardware.forward import ForwardTerms
 from pdvsim.sim.hardware.models import GPUS, MODELS, model
 from pdvsim.sim.hardware.profile import ContentionFit
-from pdvsim.sim.hardware.terms import DraftSteps, GraphSizes, MeasuredLayers, PromptOverhead
 from pdvsim.sim.hardware.transfer import shipped
 
 H200 = GPUS["h200"]
@@ -40,13 +38,11 @@ def truth(name: str) -> ForwardTerms:
     knots = tuple((n, 1.35 * max(roof["weights_s"], roof["token_s"] * n) * (1.12 if n > 32 else 1.0)) for n in at)
     stretch_s, kv_s = 2.5 * roof["kv_s"] * KERNELS.programs / spec.kv_heads, 1.25 * roof["kv_s"]
     return replace(
-        terms, layers=MeasuredLayers(knots), head=terms.head.scaled(1.2),
-        rows=MeasuredAttention(
-            ((1, kv_s), (10, kv_s)), ((1, stretch_s), (10, stretch_s)), programs=KERNELS.programs, split_s=2e-5,
-            width_knots=((1, 1e-5), (10, 1e-5)), row_s=1e-7,
-        ),
-        prompts=WaveAttention(SMS, 300 * roof["pair_s"] * SMS / spec.heads), overhead=PromptOverhead(5e-5),
-        steps=DraftSteps(0.97), graphs=GraphSizes(ROW_BUCKETS, CHUNK_BUCKETS),
+        terms, layer_knots=knots, head_weights_s=1.2 * terms.head_weights_s, head_token_s=1.2 * terms.head_token_s,
+        kv_knots=((1, kv_s), (10, kv_s)), span_knots=((1, stretch_s), (10, stretch_s)), programs=KERNELS.programs,
+        split_s=2e-5, width_knots=((1, 1e-5), (10, 1e-5)), row_s=1e-7, prompt_sms=SMS,
+        prompt_wave_s=300 * roof["pair_s"] * SMS / spec.heads, mixed_s=5e-5, draft_ratio=0.97,
+        row_buckets=ROW_BUCKETS, chunk_buckets=CHUNK_BUCKETS,
     )  # fmt: skip
 
 
@@ -72,7 +68,7 @@ def test_held_out_points_are_predicted_and_more_rows_are_as_fast_as_the_most() -
     solo = fit_solo(measured(CostModel(spec, truth(spec.name)), DESIGN, 0.005), spec, H200, KERNELS)
     assert middle(solo.errors)["median"] < 0.02
     assert middle(solo.errors)["p95"] < 0.06
-    latency = CostModel(spec, replace(solo.fit, graphs=GraphSizes(chunk_buckets=CHUNK_BUCKETS)))
+    latency = CostModel(spec, replace(solo.fit, row_buckets=()))
     assert latency.price(2000, 1).seconds_1 == pytest.approx(latency.price(128, 1).seconds_1, rel=0.02)
 
 
@@ -80,11 +76,11 @@ def test_the_layers_go_as_measured_without_attention_between_the_points() -> Non
     """A kernel is slow from 548 to 560 tokens, which no point has: known from the layers alone, at another speed."""
     spec = MODELS["llama-3.1-8b"]
     smooth = truth(spec.name)
-    line = dict(smooth.layers.figures()["layer_knots"])
+    line = dict(smooth.layer_knots)
     at = sorted({*line, *range(40, 2048, 4)})
     straight = np.interp(at, list(line), list(line.values()))
     jagged = {n: float(s) * (1.25 if 548 <= n <= 560 else 1.0) for n, s in zip(at, straight, strict=True)}
-    true = CostModel(spec, replace(smooth, layers=MeasuredLayers(tuple(jagged.items()))))
+    true = CostModel(spec, replace(smooth, layer_knots=tuple(jagged.items())))
     frame, course = measured(true, DESIGN), {n: 0.9 * s for n, s in jagged.items() if n > 32}
     assert not set(tokens_of(frame)) & set(range(545, 575))
     errors = {}
@@ -144,7 +140,7 @@ def test_a_head_is_fitted_with_what_it_fuses() -> None:
     """Its drafts and prompts, timed as they are predicted for it: held-out points come back, and so does what the first
     forward of a draft has more than the others."""
     spec = model("eagle3-llama-3.1-8b")
-    terms = replace(shipped().fit(spec, H200), steps=DraftSteps())
+    terms = replace(shipped().fit(spec, H200), draft_ratio=1.0)
     design = [p for p in grid.ordered(grid.design(drafts=True, heads=True), 0) if p.kind in ("draft", "prefill")]
     solo = fit_solo(measured(CostModel(spec, terms), design, 0.005), spec, H200, KERNELS)
     assert middle(solo.errors)["median"] < 0.02
@@ -163,7 +159,7 @@ def test_experts_are_fitted_apart_from_what_every_token_takes() -> None:
         measured(CostModel(spec, terms), grid.ordered(grid.design(drafts=False), 0), 0.005), spec, H200, KERNELS
     )
     assert middle(solo.errors)["median"] < 0.02
-    assert solo.fit.experts.expert_s == pytest.approx(terms.experts.expert_s, rel=0.1)
+    assert solo.fit.expert_s == pytest.approx(terms.expert_s, rel=0.1)
 
 
 HELD = ContentionFit(

@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pdvsim.bench.band import spanned
 from pdvsim.calibration.fit.bench import _solved, fit_bench
 from pdvsim.calibration.validate.bench import read_load
 from pdvsim.cli import main
@@ -20,7 +21,6 @@ from pdvsim.sim.config import Acceptance, Experiment, Hardware, Server, Traffic
 from pdvsim.sim.metrics.summary import summarise
 from pdvsim.sim.records import Result
 from pdvsim.sim.run import simulate
-from pdvsim.study.band import spanned
 
 TARGET = "llama-3.1-8b"
 PAIR = "llama-3.2-1b:llama-3.1-8b"
@@ -155,7 +155,20 @@ def test_results_that_say_too_little(tmp_path: Path, refused: Callable[..., str]
     bench_of(result, path, detailed=False, mean_tpot_ms=None)
     message = refused(["calibrate", "--from-bench", str(path), "--model", TARGET, "-o", str(tmp_path / "m.json")])
     assert "mean_tpot_ms" in message
+    bench_of(served(tmp_path, 2, k=2), path)
+    assert "name what drafted for" in refused(["calibrate", "--from-bench", str(path), "--model", TARGET])
     assert not (tmp_path / "m.json").exists()
+
+
+def test_nothing_is_saved_that_predicts_its_own_files_worse(
+    tmp_path: Path, refused: Callable[..., str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, out = bench_of(served(tmp_path, 4, {"pace_target": 1.0}), tmp_path / "4.json"), tmp_path / "mine.json"
+    slow = replace(_solved(*np.ones((5, 3))), step_s=0.05)
+    monkeypatch.setattr("pdvsim.cli.calibrate_bench.fit_bench", lambda cases: slow)
+    message = refused(["calibrate", "--from-bench", path, "--model", TARGET, "--gpu", "h200", "-o", str(out)])
+    assert "worse than none" in message
+    assert not out.exists()
 
 
 def test_a_correction_for_another_engine_has_no_error_range(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from pdvsim.bench.output import settings
 from pdvsim.calibration.validate.launches import compared, gather, launches_of, priced, save_part, simulated
 from pdvsim.calibration.validate.served import ServedRun
 from pdvsim.common.commandline import command_line, experiment_from, experiment_of
@@ -15,7 +16,6 @@ from pdvsim.sim.config import Acceptance, Experiment, Hardware, Server, Traffic
 from pdvsim.sim.hardware.profile import builtin
 from pdvsim.sim.metrics.launches import busy_share
 from pdvsim.sim.run import simulate
-from pdvsim.study.output import settings
 
 EXPERIMENT = Experiment("pdv", Traffic("random", num_prompts=24, input_len=300, output_len=40, max_concurrency=8))
 

@@ -13,7 +13,6 @@ import pytest
 from pdvsim.calibration.validate.servers import ROUNDS, ServerLayout, SiliconRow, not_simulated, read_rows
 from pdvsim.calibration.validate.silicon import (
     Prediction,
-    oddities,
     over_rounds,
     predict,
     ratios,
@@ -25,7 +24,7 @@ from pdvsim.sim.relevance import refuse_idle
 
 ROW = SiliconRow(
     "a-row", "vllm", "0.18.0", "meta-llama/Llama-3.1-8B-Instruct", "h200", "inferencex", "bfloat16", 1024, 64, 4,
-    1, 1, 1, 1, 50.0, 5.0,
+    1, 1, 1, 1, name="llama-3.1-8b", image="0.18.0", tokens_per_step=8192, ttft_ms=50.0, tpot_ms=5.0,
 )  # fmt: skip
 
 
@@ -87,25 +86,15 @@ def test_rows_of_qwen_that_may_have_drafts_are_faster_on_half_the_gpus() -> None
     assert {row.kind for row in marked} == {"plain"}
 
 
-def test_nightly_builds_of_sglang_have_the_constants_of_their_time() -> None:
-    versions = {"nightly-dev": "0.5.9", "nightly-dev-20260216-d3bae71e": "0.5.9", "0.5.10": "0.5.10", "": "0.5.3"}
-    later = "nightly-dev-20260402-d7256eb6"
-    for version, taken in {**versions, later: later}.items():
-        assert replace(ROW, engine="sglang", version=version).image == taken
-    assert replace(ROW, engine="vllm", version="nightly").image == "nightly"
-
-
 def test_servers_of_more_gpus_than_a_node_spread_whole_experts() -> None:
-    """As DeepSeek is served: 32 ranks with DeepEP, 24 with copies of experts. Sharded experts are refused."""
-    large = replace(ROW, model="deepseek-ai/DeepSeek-R1", weights="fp8", concurrency=64, moe_tp=1)
-    wide = replace(large, data_parallel=32, expert_parallel=32)
+    """As DeepSeek is served: 32 ranks with DeepEP, and some with copies of experts. Sharded experts are refused."""
+    wide = replace(ROW, name="deepseek-v3", concurrency=64, data_parallel=32, expert_parallel=32)
+    wide = replace(wide, exchange="deepep_low_latency")
     assert not_simulated([wide]) == {}
     assert wide.experiment.gpus == 32
-    assert wide.experiment.hardware.all2all_backend == "deepep_low_latency"
-    assert replace(wide, data_parallel=8, expert_parallel=8).experiment.hardware.all2all_backend != "deepep_low_latency"
-    sharded = replace(large, data_parallel=32, expert_parallel=1, moe_tp=32)
+    sharded = replace(wide, expert_parallel=1, moe_tp=32, exchange=None)
     assert "more than 8 need --enable-expert-parallel" in not_simulated([sharded])[ROW.id]
-    odd = replace(large, data_parallel=24, expert_parallel=24)
+    odd = replace(wide, data_parallel=24, expert_parallel=24, slots=288)
     assert not_simulated([odd]) == {}
     experts = odd.experiment.pair.target.experts
     assert experts is not None
@@ -114,22 +103,13 @@ def test_servers_of_more_gpus_than_a_node_spread_whole_experts() -> None:
 
 def test_ranks_take_as_many_requests_as_their_recipes_say() -> None:
     """Loads of TensorRT-LLM are a little above what all ranks take: 666 requests for 32 ranks of 16."""
-    limited = [row for row in read_rows() if row.limits.batch]
-    assert len({row.limits for row in limited}) > 10
-    assert {row.served for row in limited} == {"deepseek-v3", "gpt-oss-120b", "kimi-k2.5"}
+    limited = [row for row in read_rows() if row.batch]
+    assert {row.name.removesuffix("-nvfp4") for row in limited} == {"deepseek-v3", "gpt-oss-120b", "kimi-k2.5"}
     for row in limited:
-        batch, slots, prompt_tokens = row.limits
-        assert row.concurrency <= 2.1 * row.workers * row.data_parallel * batch
-        assert prompt_tokens == 0 or prompt_tokens >= row.tokens_in
-        assert slots in (0, 256, 288)
-        try:
-            experiment = row.experiment
-        except ValueError:
-            continue
-        assert experiment.server.max_num_seqs == batch
-        assert experiment.server.max_num_batched_tokens >= max(prompt_tokens, row.tokens_in)
-        assert experiment.hardware.enable_eplb == (slots > 0)
-    limits = {(row.concurrency, row.data_parallel): row.limits[:2] for row in limited if row.tokens_out == 8192}
+        assert row.concurrency <= 2.1 * row.workers * row.data_parallel * row.batch
+        assert row.tokens_per_step >= row.tokens_in
+        assert row.slots in (0, 256, 288)
+    limits = {(row.concurrency, row.data_parallel): (row.batch, row.slots) for row in limited if row.tokens_out == 8192}
     assert limits[563, 32] == (16, 0)
     assert limits[8192, 32] == (256, 288)
 
@@ -188,29 +168,6 @@ def test_means_are_over_all_rounds_of_the_benchmark() -> None:
     assert over_rounds(rounds[[0, 1, -1]].ravel(), 4) == pytest.approx(rounds.mean())
 
 
-def test_waits_are_those_of_the_scripts() -> None:
-    """SGLang looks seldom on Blackwell alone; TensorRT-LLM lets prompts wait, and ranks for each other."""
-    large = replace(ROW, engine="sglang", model="deepseek-ai/DeepSeek-R1", weights="nvfp4", card="b200")
-    assert [replace(large, concurrency=c).receive_interval for c in (4, 8, 16, 64)] == [10, 10, 30, 30]
-    assert replace(large, weights="fp8", tensor_parallel=4, concurrency=32).receive_interval == 10
-    for plain in (replace(large, card="h200"), replace(large, source="nvidia"), replace(large, engine="vllm")):
-        assert plain.receive_interval == 1
-    llama = replace(ROW, engine="trtllm", model="meta-llama/Llama-3.1-70B", tokens_out=1024)
-    assert llama.prompt_wait == (20, 0.9)
-    assert replace(llama, tensor_parallel=8).prompt_wait == replace(llama, tokens_out=8192).prompt_wait == (0, 0)
-    ranks = replace(large, engine="trtllm", data_parallel=8)
-    assert (ranks.prompt_wait, ranks.rank_wait) == ((0, 0), (60, 0))
-    server = replace(large, concurrency=16).experiment.server
-    assert (server.receive_interval, server.prompt_wait_steps) == (30, 0)
-
-
-def test_a_forward_had_room_for_one_long_prompt_until_it_had_for_more() -> None:
-    row = replace(ROW, engine="trtllm", model="deepseek-ai/DeepSeek-R1", weights="fp8", concurrency=16)
-    early = replace(row, version="1.1.0rc2.post2").tokens_per_step
-    assert row.tokens_in + row.concurrency <= early < 2 * row.tokens_in
-    assert replace(row, version="1.2.0rc6.post2").tokens_per_step == 8192
-
-
 def test_a_slower_card_and_more_requests_take_longer() -> None:
     base, crowded, older = (predict(row) for row in (ROW, replace(ROW, concurrency=32), replace(ROW, card="h100-sxm")))
     assert base.tpot_ms < crowded.tpot_ms
@@ -218,19 +175,14 @@ def test_a_slower_card_and_more_requests_take_longer() -> None:
     assert base.ttft_ms < crowded.ttft_ms
 
 
-def test_rows_that_cannot_be() -> None:
-    mixture = replace(ROW, model="Qwen/Qwen3-235B-A22B-FP8", weights="fp8", moe_tp=1)
-    impossible = replace(ROW, id="too-fast", tpot_ms=0.01, ttft_ms=1.0)
-    slower = replace(ROW, id="slower", tpot_ms=6.0)
-    waits = replace(ROW, id="waits", ttft_ms=100_000.0)
-    reasons = oddities(
-        [ROW, replace(mixture, id="large"), replace(mixture, id="two", moe_tp=2), impossible, slower, waits]
-    )
-    assert "do not fit the card" in reasons["large"]
-    assert "stated as 1 and, for experts, 2" in reasons["two"]
-    assert "times as long as a whole request" in reasons["too-fast"]
-    assert "fewer ran concurrently" in reasons["waits"]
-    assert reasons["a-row"] == reasons["slower"] == "rows of the same settings have a TPOT of 5.0 to 6.0 ms"
+def test_rows_of_one_setting_agree_or_are_odd() -> None:
+    """Within a tenth: which of two contradicting measurements is right is not known."""
+    alike: dict[tuple[object, ...], list[float]] = {}
+    for row in read_rows():
+        if row.drafts == "none" and row.concurrency and row.workers and not row.odd:
+            alike.setdefault((row.held_out, *row.like()), []).append(row.tpot_ms)
+    apart = [times for times in alike.values() if max(times) > 1.1 * min(times)]
+    assert len(apart) < 0.01 * len(alike)
 
 
 def test_an_error_that_all_rows_share_is_none_of_their_ratios() -> None:

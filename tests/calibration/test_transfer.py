@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from pdvsim.bench.band import ends, spanned
 from pdvsim.calibration.fit.build import gpu_spec, save
 from pdvsim.profiler.samples import Samples, load
 from pdvsim.sim.config import Experiment, Hardware, Server, Traffic
@@ -25,7 +26,6 @@ from pdvsim.sim.metrics.summary import summarise
 from pdvsim.sim.run import simulate
 from pdvsim.sim.specs import GpuSpec, ModelSpec
 from pdvsim.sim.trust import errors_of as real_errors
-from pdvsim.study.band import ends, spanned
 from studies.efficiency import (
     DATA_SHEET_BANDWIDTH,
     DATA_SHEET_FLOPS,

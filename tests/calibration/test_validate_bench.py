@@ -12,13 +12,13 @@ import pytest
 from test_from_bench import bench_of
 
 import pdvsim
+from pdvsim.bench.output import dumps
 from pdvsim.calibration.validate.bench import read_load
 from pdvsim.cli import main
 from pdvsim.sim.config import Acceptance, Experiment, Host, Server, Traffic
 from pdvsim.sim.metrics.iterations import iteration_lines
 from pdvsim.sim.records import Result
 from pdvsim.sim.run import simulate
-from pdvsim.study.output import dumps
 
 PAIR = "tinyllama-1.1b:llama-2-7b"
 USUAL, SLOW = Host(), Host(completion_s=2e-3)  # the profile's host, and one that takes longer
@@ -31,7 +31,7 @@ def served(k: int, host: Host = USUAL, **traffic: Any) -> Result:
 
 
 def compared(capsys: pytest.CaptureFixture[str], path: str, *more: str) -> dict[str, Any]:
-    assert main(["validate", "--bench", path, "--pair", PAIR, "--json", *more]) == 0
+    assert main(["validate", "--bench", path, *more, "--pair", PAIR, "--json"]) == 0
     document: dict[str, Any] = json.loads(capsys.readouterr().out)
     return document
 
@@ -139,6 +139,9 @@ def test_a_profile_of_the_server_predicts_it_better(tmp_path: Path, capsys: pyte
         ({"spec_decode_per_position_acceptance_rates": [2]}, [], "must be shares from 0 to 1"),
         ({"spec_decode_per_position_acceptance_rates": []}, [], "give --acceptance-rate"),
         ({}, ["--held-out"], "--bench can be combined only with"),
+        ({}, ["--pair", "llama-2-7b"], "name what drafted for llama-2-7b"),
+        ({"itls": [[1e5]] * 40}, [], "itls of one request sum to 1e+05 s, in a benchmark of"),
+        ({"output_lens": [1] * 40}, [], "itls has"),
         ({}, ["--pair", "none-such:llama-2-7b"], "none-such"),
     ],
 )
@@ -148,6 +151,22 @@ def test_bad_input_is_one_line(
     path = bench_of(served(2, max_concurrency=8), tmp_path / "bench.json", **change)
     pair = [] if "--pair" in more else ["--pair", PAIR]
     assert says in refused(["validate", "--bench", path, *pair, *more])
+
+
+def test_what_drafting_gains(tmp_path: Path, capsys: pytest.CaptureFixture[str], refused: Callable[..., str]) -> None:
+    """Of a server that is the simulator, the ratio of its two results but for the coins; a slower one is outside."""
+    plain, slow = (bench_of(served(0, host, max_concurrency=8), tmp_path / f"{host.completion_s}.json")
+                   for host in (USUAL, Host(completion_s=1e-2)))  # fmt: skip
+    drafted = bench_of(served(2, max_concurrency=8), tmp_path / "k2.json")
+    gain = compared(capsys, drafted, plain)["speed_up"]
+    throughput = [json.loads(Path(path).read_text())["output_throughput"] for path in (plain, drafted)]
+    assert gain["measured"] == pytest.approx(throughput[1] / throughput[0])
+    assert gain["error"] == pytest.approx(0, abs=0.1)
+    assert gain["inside"] == (abs(np.log1p(gain["error"])) <= np.log1p(gain["range"]))
+    assert not compared(capsys, slow, drafted)["speed_up"]["inside"]
+    other = bench_of(served(0, max_concurrency=4), tmp_path / "c4.json")
+    assert "differ in their load" in refused(["validate", "--bench", other, drafted, "--pair", PAIR])
+    assert "without drafts and with them" in refused(["validate", "--bench", drafted, drafted, "--pair", PAIR])
 
 
 def test_python_compares_as_the_command_does(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

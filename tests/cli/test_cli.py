@@ -32,7 +32,7 @@ def test_unwritable_outputs_are_refused_before_the_run(
     refused: Callable[..., str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in ("folder", "band"):  # before the patch: they would keep None under a name of their own
-        importlib.import_module(f"pdvsim.study.{name}")
+        importlib.import_module(f"pdvsim.bench.{name}")
     monkeypatch.setattr("pdvsim.sim.run.simulate", None)
     (tmp_path / "file").touch()
     file = str(tmp_path / "file" / "r.json")
@@ -40,7 +40,7 @@ def test_unwritable_outputs_are_refused_before_the_run(
     assert "Not a directory" in refused(["run", "-o", file])
     assert "Is a directory" in refused(["run", "-o", str(tmp_path)])
     assert "Not a directory" in refused(["run", "--save-result", "--result-dir", file])
-    assert "Not a directory" in refused(["sweep", "-o", str(tmp_path / "file")])
+    assert "File exists" in refused(["sweep", "-o", str(tmp_path / "file")])
     assert [p.name for p in tmp_path.iterdir()] == ["file"]  # checking leaves nothing behind
 
 
@@ -151,7 +151,13 @@ def test_sweep_writes_its_files_and_prints_tables(capsys: pytest.CaptureFixture[
     printed = capsys.readouterr().out
     assert printed.count("Serving Benchmark Result") == 2
     assert printed.endswith(captured.out)
-    assert sorted(p.name for p in folder.iterdir()) == [".lock", "parts", "summary.parquet", "sweep.json", "sweep.png"]
+    assert sorted(p.name for p in folder.iterdir()) == [
+        ".lock",
+        "rows.jsonl",
+        "summary.parquet",
+        "sweep.json",
+        "sweep.png",
+    ]
     config = json.loads((folder / "sweep.json").read_text())
     assert config["sweep"]["loads"] == [{"kind": "concurrency", "load": 1.0}, {"kind": "concurrency", "load": 4.0}]
 

@@ -18,18 +18,18 @@ import fuzzcases
 import pytest
 
 from pdvsim import cli
+from pdvsim.bench.estimate import cost, forewarning
+from pdvsim.bench.sweep import Sweep
 from pdvsim.common import console
 from pdvsim.sim.config import Experiment, Host, Server, Traffic
 from pdvsim.sim.hardware import profile
 from pdvsim.sim.hardware.cards import GPUS
-from pdvsim.sim.hardware.forward import TERMS
+from pdvsim.sim.hardware.forward import ForwardTerms
 from pdvsim.sim.hardware.power import PowerFit
 from pdvsim.sim.hardware.reach import Reach
 from pdvsim.sim.limits import Jobs, Range, check_ranges, ranges
 from pdvsim.sim.run import simulate
 from pdvsim.sim.specs import GpuSpec
-from pdvsim.study.estimate import cost, forewarning
-from pdvsim.study.sweep import Sweep
 
 ROOT = Path(cli.__file__).parents[2]
 CONFIGS = ("pdvsim.cli.run", "pdvsim.sim.config", "pdvsim.sim.workload.options", "pdvsim.sim.policies.options",
@@ -75,12 +75,11 @@ def test_every_range_is_kept_by_its_configuration() -> None:
 
 
 def test_every_figure_of_a_profile_has_a_range() -> None:
-    parts = (GpuSpec, *TERMS, Reach, PowerFit, profile.HostCost, profile.ContentionFit, profile.Profile)
-    figures = {f.name: get_type_hints(part)[f.name] for part in parts for f in dataclasses.fields(part)}
     texts = {"name", "source", "measured", "foundation", "gpu", "models", "host", "contention", "power"}
     texts |= {"provenance", "measured_together", "whole_steps"}
-    for name in figures:
-        assert name in profile.PROFILE_RANGES or name.endswith(profile.KNOTS) or name in texts, name
+    for part in (GpuSpec, ForwardTerms, Reach, PowerFit, profile.HostCost, profile.ContentionFit, profile.Profile):
+        for name in (field.name for field in dataclasses.fields(part)):
+            assert name in ranges(part) or name.endswith(profile.KNOTS) or name in texts, name
 
 
 @dataclasses.dataclass(frozen=True)
@@ -198,7 +197,7 @@ def test_long_and_large_runs_say_so_beforehand(monkeypatch: pytest.MonkeyPatch) 
     short, longer = (cost(one_run(num_prompts=50, dataset_name="random", output_len=n)) for n in (900, 9000))
     assert longer.core_s > 3 * short.core_s
     assert longer.run_bytes == short.run_bytes
-    monkeypatch.setattr("pdvsim.study.estimate.memory_bytes", lambda: 10**6)
+    monkeypatch.setattr("pdvsim.bench.estimate.memory_bytes", lambda: 10**6)
     assert "GB" in forewarning(one_run(num_prompts=50_000), 1)
 
 
@@ -219,5 +218,5 @@ def test_an_estimate_needs_few_steps(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_the_ranges_of_cards_are_those_of_the_cards_that_are_known() -> None:
     for card in GPUS.values():
-        for name, span in profile.CARD_RANGES.items():
+        for name, span in ranges(GpuSpec).items():
             assert span.holds(getattr(card, name))

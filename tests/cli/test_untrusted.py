@@ -75,10 +75,13 @@ def test_no_file_of_data_runs_a_policy_that_it_names(name: str, capsys: pytest.C
     code = READERS[name]()
     assert not Path("executed").exists()
     if name not in ("report", "plot", "check"):  # these need no policy
-        assert code == 2
         message = capsys.readouterr().err
-        assert message.count("\n") == 1
-        assert ("is a policy file" in message) or name == "resume"
+        if name == "resume":  # its own flags are run, whatever the folder is of
+            assert code == 0
+        else:
+            assert code == 2
+            assert message.count("\n") == 1
+            assert "is a policy file" in message
 
 
 @pytest.mark.parametrize("argv", [

@@ -14,9 +14,9 @@ from pathlib import Path
 import pytest
 from resultdirs import sweep_folder
 
+from pdvsim.bench.output import save
 from pdvsim.cli import main
 from pdvsim.common.files import TEMPORARY, check_writable, whole, write_all, write_whole
-from pdvsim.study.output import save
 
 ROOT = Path(__file__).parents[2]
 ROOMS = ("pdvsim", "sim", "profiler", "realrun", "calibration")

@@ -17,6 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import pdvsim
+from pdvsim.bench.run import SweepInterrupted
 from pdvsim.cli import main
 from pdvsim.cli.run import RunCommand
 from pdvsim.common.commandline import command_line, parse
@@ -36,7 +37,6 @@ from pdvsim.sim.config import Acceptance, Experiment, Hardware, Host, Scoring, S
 from pdvsim.sim.policies import ARCHS
 from pdvsim.sim.relevance import applicable
 from pdvsim.sim.run import simulate
-from pdvsim.study.sweep import SweepInterrupted
 from pdvsim.view.report.sheet import Sheet
 
 if TYPE_CHECKING:
@@ -287,14 +287,14 @@ def test_the_page_recommends_first_and_its_commands_are_copied(browser: Browser,
 def test_ctrl_c_tells_what_is_known(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, batches: int, known: str
 ) -> None:
-    real, left = runs_module.run_sweep, iter(range(batches))
+    real, left = runs_module.run, iter(range(batches))
 
     def run_sweep(*args: object) -> object:
         if next(left, None) is None:
             raise SweepInterrupted([])
         return real(*args)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(runs_module, "run_sweep", run_sweep)
+    monkeypatch.setattr(runs_module, "run", run_sweep)
     assert main(SMALL_COMMAND) == 130
     out, err = capsys.readouterr()
     assert known in out

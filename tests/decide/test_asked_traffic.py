@@ -12,6 +12,8 @@ import numpy as np
 import pytest
 
 import pdvsim
+from pdvsim.bench.inputs import checked
+from pdvsim.bench.length import length_of
 from pdvsim.cli.advise import AdviseOptions
 from pdvsim.cli.capacity import CapacityOptions
 from pdvsim.cli.draft_table import DraftTableOptions
@@ -28,8 +30,6 @@ from pdvsim.sim.metrics.steady import FILL, LEAST_LOOP
 from pdvsim.sim.metrics.summary import summarise
 from pdvsim.sim.run import simulate
 from pdvsim.sim.workload.requests import Workload
-from pdvsim.study.inputs import checked
-from pdvsim.study.length import length_of
 
 FEW: dict[str, Any] = {
     "arch": ["autoregressive", "colocated"], "dataset_name": "random", "input_len": 64, "output_len": 24, "jobs": 1,

@@ -18,6 +18,8 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 import pdvsim
+from pdvsim.bench.pool import Row
+from pdvsim.bench.run import SweepInterrupted
 from pdvsim.calibration.fit.build import save
 from pdvsim.cli import main
 from pdvsim.decide import runs as runs_module
@@ -34,7 +36,6 @@ from pdvsim.sim.config import Experiment, Hardware, Host, Server, Traffic
 from pdvsim.sim.hardware.forward import ForwardTerms
 from pdvsim.sim.hardware.models import GPUS
 from pdvsim.sim.hardware.profile import roofline
-from pdvsim.sim.hardware.terms import RooflineLayers
 from pdvsim.sim.metrics import steady
 from pdvsim.sim.metrics.stability import stability
 from pdvsim.sim.metrics.steady import FILL, REQUESTS_LONG, TALKS_LONG
@@ -42,7 +43,6 @@ from pdvsim.sim.metrics.summary import summarise
 from pdvsim.sim.relevance import applicable
 from pdvsim.sim.run import simulate
 from pdvsim.sim.workload.requests import make_requests
-from pdvsim.study.sweep import Row, SweepInterrupted
 
 SERVICE_S = 0.01
 
@@ -66,7 +66,7 @@ def test_steepness_is_the_power_with_which_room_falls(power: float, rates: list[
 def one_by_one(tmp_path_factory: pytest.TempPathFactory) -> Experiment:
     """A server of one request at a time, each of which takes 10 ms: only its prompt, at 0.1 ms per token."""
     path = tmp_path_factory.mktemp("profiles") / "queue.json"
-    free, slow = (ForwardTerms(RooflineLayers(token_s=token_s)) for token_s in (1e-15, SERVICE_S / 100))
+    free, slow = (ForwardTerms(token_s=token_s) for token_s in (1e-15, SERVICE_S / 100))
     models = {"llama-3.2-1b": free, "llama-3.1-8b": slow}
     save(replace(roofline(GPUS["h200"]), name="queue", models=models, uncertainty={}), path)  # it is what it is
     return Experiment(
@@ -341,14 +341,14 @@ def test_ctrl_c_keeps_the_searches_that_are_done(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The first seed's searches finish, then Ctrl-C comes."""
-    real = runs_module.run_sweep
+    real = runs_module.run
 
     def run_sweep(points: list[runs_module.Point], *rest: object) -> list[Row]:
         if any(point.experiment.traffic.seed == 1 for point in points):
             raise SweepInterrupted([])
         return real(points, *rest)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(runs_module, "run_sweep", run_sweep)
+    monkeypatch.setattr(runs_module, "run", run_sweep)
     assert main(command(tmp_path, "--arch", "autoregressive,pd")) == 130
     assert re.search(f" 2 of 4 .*{tmp_path}", capsys.readouterr().err)
     rows: list[Row] = json.loads((tmp_path / "capacity.json").read_text())["searches"]

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pdvsim.bench.stats import interval
 from pdvsim.decide.edge import Bracketing, Edge, Ends, find_edge, first_where, lockstep
-from pdvsim.study.stats import interval
 
 LIMITS = Ends(-300, 300)
 

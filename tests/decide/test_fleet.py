@@ -11,6 +11,8 @@ from pathlib import Path
 import pytest
 
 import pdvsim
+from pdvsim.bench.run import run as run_points
+from pdvsim.bench.sweep import Point
 from pdvsim.cli.advise import AdviseOptions
 from pdvsim.cli.map import MapOptions
 from pdvsim.cli.run import RunCommand
@@ -31,7 +33,6 @@ from pdvsim.sim.hardware.models import PRESETS, can_load
 from pdvsim.sim.metrics.summary import summarise
 from pdvsim.sim.relevance import applicable
 from pdvsim.sim.run import simulate
-from pdvsim.study.sweep import Point, run_point
 
 SETTLED = {"num_speculative_tokens": 4, "max_num_seqs": 128, "max_num_batched_tokens": 2048}
 SHORT = {"dataset_name": "random", "input_len": 64, "output_len": 32}
@@ -332,7 +333,7 @@ def test_what_drafts_nothing_is_simulated_once_for_all_drafters() -> None:
     assert bench.runs == 3
     assert [row["pair"] for row in rows] == [run.server.pair for run in runs]
     for run, row in zip(runs, rows, strict=True):
-        alone = run_point(0, Point("request_rate", 20.0, 0, without_band(run)))
+        alone = run_points([Point("request_rate", 20.0, 0, without_band(run))])[0]
         assert {name: row[name] for name in FIGURES} == {name: alone[name] for name in FIGURES}
 
 

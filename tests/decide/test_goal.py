@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from pdvsim.common.outcomes import Row
+from pdvsim.bench.pool import Row
 from pdvsim.decide.goal import Goal
 from pdvsim.sim.config import Experiment, Level, Scoring
 

@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 
 import pdvsim
+from pdvsim.bench import length
 from pdvsim.decide.runs import Bench, keeps_up
 from pdvsim.sim.config import Experiment, Server, Traffic
 from pdvsim.sim.metrics.steady import Length
 from pdvsim.sim.metrics.summary import summarise
 from pdvsim.sim.run import simulate
-from pdvsim.study import length
 
 FIXED: dict[str, Any] = {
     "arch": ["colocated"], "num_runs": 1, "tolerance": 0.1, "controller": "fixed", "max_num_batched_tokens": 2048,

@@ -11,12 +11,14 @@ from typing import Any
 import pytest
 
 import pdvsim
+from pdvsim.bench import output
+from pdvsim.bench.length import with_length
+from pdvsim.bench.pool import Row
 from pdvsim.cli import main
 from pdvsim.cli.advise import AdviseOptions
 from pdvsim.cli.capacity import CapacityOptions
 from pdvsim.cli.map import MapOptions
 from pdvsim.common.options import build
-from pdvsim.common.outcomes import Row
 from pdvsim.decide import runs as runs_module
 from pdvsim.decide.advice import Advice
 from pdvsim.decide.formula import Formula
@@ -28,8 +30,6 @@ from pdvsim.decide.surroundings import Rivalry
 from pdvsim.decide.tune import APART, CLOSE, SEEDS, Search, most_runs, tuned
 from pdvsim.sim.config import Experiment, Hardware, Server, Traffic
 from pdvsim.sim.metrics.steady import Length
-from pdvsim.study import output
-from pdvsim.study.length import with_length
 
 LOAD = Experiment("pd", Traffic("random", num_prompts=40, request_rate=30.0, input_len=64, output_len=16))
 LOOP = replace(LOAD, traffic=replace(LOAD.traffic, request_rate=math.inf, max_concurrency=8))
@@ -219,13 +219,13 @@ COMMANDS = {
 def asked(monkeypatch: pytest.MonkeyPatch) -> list[Experiment]:
     """Everything that is simulated for a decision."""
     experiments: list[Experiment] = []
-    real = runs_module.run_sweep
+    real = runs_module.run
 
     def run_sweep(points: Any, *rest: Any) -> list[Row]:
         experiments.extend(point.experiment for point in points)
         return real(points, *rest)
 
-    monkeypatch.setattr(runs_module, "run_sweep", run_sweep)
+    monkeypatch.setattr(runs_module, "run", run_sweep)
     return experiments
 
 

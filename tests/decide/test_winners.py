@@ -13,11 +13,12 @@ import pandas as pd
 import pytest
 
 import pdvsim
+from pdvsim.bench.pool import Row
+from pdvsim.bench.run import SweepInterrupted
 from pdvsim.calibration.fit.build import save
 from pdvsim.cli import command_class, main
 from pdvsim.cli.map import MapOptions
 from pdvsim.common.options import build
-from pdvsim.common.outcomes import Row
 from pdvsim.decide import runs as runs_module
 from pdvsim.decide.error import lead_error
 from pdvsim.decide.figures import map_figure
@@ -29,7 +30,6 @@ from pdvsim.decide.tune import APART
 from pdvsim.decide.winners import WinnerMap, _cell_of, draw_map
 from pdvsim.sim.config import Arch, Experiment, Server, Traffic
 from pdvsim.sim.hardware.profile import builtin
-from pdvsim.study.sweep import SweepInterrupted
 
 TRAFFIC = Traffic("random", num_prompts=24, input_len=64, output_len=24)
 THROUGHPUT = Goal("throughput")
@@ -150,14 +150,14 @@ def test_ctrl_c_keeps_the_cells_that_are_done(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """When everyone is tuned and the first five runs of the map are done: the first cell's, and one more."""
-    real = runs_module.run_sweep
+    real = runs_module.run
 
     def run_sweep(points: list[runs_module.Point], *rest: object) -> list[Row]:
         if points[0].experiment.traffic.seed >= APART:
             return real(points, *rest)  # type: ignore[arg-type]
         raise SweepInterrupted(real(points[:5], *rest))  # type: ignore[arg-type]
 
-    monkeypatch.setattr(runs_module, "run_sweep", run_sweep)
+    monkeypatch.setattr(runs_module, "run", run_sweep)
     assert main([*COMMAND, "-o", str(tmp_path)]) == 130
     assert re.search(f" 1 of 4 .*{tmp_path}", capsys.readouterr().err)
     cells = json.loads((tmp_path / "map.json").read_text())["cells"]

@@ -11,6 +11,19 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ARCHS = ("pdv", "colocated")
+POISONED = [
+    "signal",
+    "subprocess",
+    "weakref",
+    "multiprocessing",
+    "random",
+    "socket",
+    "json",
+    "numpy",
+    "pandas",
+    "tornado",
+]
+START = "import sys; sys.path.remove(''); from pdvsim.cli import main; sys.exit(main())"
 
 
 @dataclass
@@ -23,7 +36,10 @@ class Served:
 
 
 def served(folder: Path, *more: str) -> Served:
-    argv = ["-m", "pdvsim.cli", "live", "--arch", ",".join(ARCHS), "--port", "0", "--no-browser", *more]
+    """In a folder with files that are named as modules of the standard library, and must not be imported."""
+    for name in POISONED:
+        (folder / f"{name}.py").write_text(f"open({str(folder / 'imported')!r}, 'a').write({name!r})")
+    argv = ["-c", START, "live", "--arch", ",".join(ARCHS), "--port", "0", "--no-browser", *more]
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     process = subprocess.Popen(
         [sys.executable, *argv], cwd=folder, env=environment, stderr=subprocess.PIPE, text=True, start_new_session=True
@@ -38,6 +54,7 @@ def ended(live: Served) -> str:
     """After Ctrl-C: what it says."""
     live.process.send_signal(signal.SIGINT)
     try:
+        assert not (live.folder / "imported").exists()
         return live.process.communicate(timeout=60)[1]
     finally:
         live.process.kill()

@@ -15,8 +15,8 @@ import pytest
 from pdvsim.live.gauge import KEPT_S, SLOT_S, grows
 from pdvsim.live.knobs import BURST, Action, Knobs, Setup
 from pdvsim.live.pace import MOST_UNREAD, Feed, Pacer
+from pdvsim.live.parts import lines
 from pdvsim.live.session import Session, replay
-from pdvsim.live.table import lines
 from pdvsim.sim.config import Experiment, Hardware, Scoring, Server, Traffic
 from pdvsim.sim.metrics.summary import summarise
 from pdvsim.sim.policies import ARCHS

@@ -6,7 +6,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from pdvsim.profiler import grid
+from pdvsim.profiler.grid import labelled
 from pdvsim.profiler.options import Options
 from pdvsim.profiler.parts import SCHEMA, Part
 from pdvsim.realrun.engine.arch import ModelArchitecture
@@ -20,6 +20,7 @@ CARD = {
     "bandwidth_bytes_per_s": 4.27e12,
     "flops_per_s": 790e12,
 }
+SOLO = ("verify 8x5@512", "prefill 1x512 after 0", "decode 1x1@512")
 SOFTWARE = {"pdvsim": "0.1.0", "python": "3.12", "torch": "2.11", "triton": "3.6", "cuda": "13.0", "driver": None}
 
 
@@ -30,7 +31,7 @@ def tiny(name: str) -> ModelArchitecture:
 
 def options(folder: Path, **changes: Any) -> Options:
     """Of a tiny model, with time enough on any machine."""
-    given = {"models": ("tiny-a",), "pairs": (), "output": folder, "quick": True, "device": "cpu"}
+    given = {"models": ("tiny-a",), "pairs": (), "output": str(folder), "quick": True, "device": "cpu"}
     given |= {"budget_s": 1e6, "pair_budget_s": 1e6}
     return Options(**{**given, **changes})
 
@@ -46,8 +47,8 @@ def part_header(name: str, **changes: Any) -> dict[str, Any]:
 
 def written_parts(folder: Path) -> list[Path]:
     """A model's solo part and a pair's part, with times a card could have needed."""
-    solo = Part(folder / "llama-2-7b.npz", part_header("llama-2-7b"))
-    for point, seconds in ((grid.decode(8, 5, 512), 4e-3), (grid.prefill(512), 1e-2), (grid.decode(1, 1, 512), 3.4e-3)):
+    solo = Part(folder / "llama-2-7b.parquet", part_header("llama-2-7b"))
+    for point, seconds in zip(map(labelled, SOLO), (4e-3, 1e-2, 3.4e-3), strict=True):
         for repeat in range(3):
             solo.add(
                 section="solo", model="llama-2-7b", **point.as_dict(), bucket_rows=point.rows,
@@ -55,9 +56,9 @@ def written_parts(folder: Path) -> list[Path]:
                 seconds=seconds * (1 + 0.01 * repeat),
             )  # fmt: skip
     pair = "tinyllama-1.1b:llama-2-7b"
-    both = Part(folder / "pair.npz", part_header(pair))
+    both = Part(folder / "pair.parquet", part_header(pair))
     for member, (name, point) in enumerate(
-        (("tinyllama-1.1b", grid.draft(8, 4, 512)), ("llama-2-7b", grid.decode(8, 5, 512)))
+        (("tinyllama-1.1b", labelled("draft 8x1@512 k=4")), ("llama-2-7b", labelled("verify 8x5@512")))
     ):
         shared = {"pair": pair, "model": name, **point.as_dict(), "bucket_rows": 8}
         for repeat in range(4):

@@ -11,10 +11,8 @@ from small import options, tiny
 
 from pdvsim.profiler import layers
 from pdvsim.profiler.measure import Profiler
-from pdvsim.profiler.parts import read
-from pdvsim.realrun.engine.arch import ModelArchitecture
+from pdvsim.profiler.parts import Part, read
 from pdvsim.realrun.engine.buckets import CHUNK_BUCKETS, ROW_BUCKETS, SMALL_TOKENS
-from pdvsim.sim.specs import Experts
 
 CPU = torch.device("cpu")
 
@@ -30,11 +28,12 @@ def test_every_forward_of_rows_and_prompts_has_its_size_among_them() -> None:
 
 def test_sizes_that_are_known_are_not_measured_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(layers, "sizes", lambda: [40, 64, 100])
-    profiler = Profiler(options(tmp_path, quick=False), tiny, lambda text: None)
-    profiler.layers("tiny-a")
+    profiler, arch = Profiler(options(tmp_path, quick=False), tiny, lambda text: None), tiny("tiny-a")
+    part = Part.resume(tmp_path / "tiny-a.parquet", profiler.header("tiny-a", [arch]))
+    profiler._layers(part, arch)
     monkeypatch.setattr(layers, "sizes", lambda: [40, 64, 100, 128])
-    profiler.layers("tiny-a")
-    columns, _ = read(tmp_path / "tiny-a.npz")
+    profiler._layers(Part.resume(part.path, part.header), arch)
+    columns, _ = read(tmp_path / "tiny-a.parquet")
     assert sorted(columns["chunk_tokens"].tolist()) == [40, 64, 100, 128]
     assert set(columns["section"]) == {"layers"}
     assert (columns["seconds"] > 0).all()
@@ -46,16 +45,3 @@ def test_the_seconds_are_those_of_all_layers(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(layers, "perf_counter", lambda: float(next(clock)))
     deep = replace(tiny("tiny-a"), spec=replace(tiny("tiny-a").spec, layers=20))
     assert layers.Stack(deep, CPU, 0).seconds(8) == [pytest.approx(10.0)]
-
-
-@pytest.mark.parametrize("budget_s", [0.0, -1.0])
-def test_no_size_is_begun_after_the_time_is_up(budget_s: float) -> None:
-    sizes: list[int] = []
-    count = layers.measure_layers(tiny("tiny-a"), CPU, 0, (), budget_s - 1, lambda n, repeat, s: sizes.append(n))
-    assert (count, sizes) == (0, [])
-
-
-def test_mixtures_are_left_out() -> None:
-    spec = replace(tiny("tiny-a").spec, experts=Experts(4, 2, 16))
-    mixed = ModelArchitecture(spec, 1e4, 1e-5)
-    assert layers.measure_layers(mixed, CPU, 0, (), 10.0, lambda n, repeat, s: None) == 0

@@ -15,7 +15,7 @@ import pytest
 from small import part_header, written_parts
 
 import pdvsim.calibration
-from pdvsim.profiler.parts import NAMES, Part, read
+from pdvsim.profiler.parts import ARROW, Part, read
 from pdvsim.profiler.samples import HEADER, SAMPLES, Samples, load, merge, split
 
 FLOATS = ("seconds", "start_s", "end_s")
@@ -72,16 +72,20 @@ def test_samples_become_parts_again(tmp_path: Path) -> None:
     rows = (pair == names[2]) | ((pair == "") & model.isin(names))
     shipped = Samples(shipped.header.model_copy(update={"parts": parts}), shipped.frame[rows])
     split(shipped, tmp_path / "parts")
-    again = merge((tmp_path / "parts").glob("*.npz"), tmp_path)
+    again = merge((tmp_path / "parts").glob("*.parquet"), tmp_path)
     assert {part.name: part for part in again.header.parts} == {part.name: part for part in shipped.header.parts}
     order = ["model", "pair", "section", "group", "member", "start_s", "repeat", "seconds", "kind", "context_total"]
     before, after = (one.frame.astype(dict.fromkeys(order[:3], str)).sort_values(order) for one in (shipped, again))
     for name in ("seconds", "power_w", "context_total", "rows", "chunk_tokens", "priority"):
         assert np.array_equal(before[name], after[name], equal_nan=True), name
-    columns, header = read(tmp_path / "parts" / "tinyllama-1.1b--llama-2-7b.npz")
+    columns, header = read(tmp_path / "parts" / "tinyllama-1.1b--llama-2-7b.parquet")
     assert set(columns["pair"]) == {header["name"]} == {"tinyllama-1.1b:llama-2-7b"}
     assert (
-        len(Part.resume(tmp_path / "parts" / "llama-2-7b.npz", part_header("llama-2-7b", **ground_of(header))).done())
+        len(
+            Part.resume(
+                tmp_path / "parts" / "llama-2-7b.parquet", part_header("llama-2-7b", **ground_of(header))
+            ).done()
+        )
         > 150
     )
 
@@ -111,8 +115,8 @@ def check_refused(folder: Path, file: str, field: str) -> None:
 
 def test_loads_what_was_measured(shelf: Path) -> None:
     samples = load(shelf)
-    parts = [read(path) for path in sorted(shelf.parent.glob("parts/*.npz"))]
-    for name in NAMES:
+    parts = [read(path) for path in sorted(shelf.parent.glob("parts/*.parquet"))]
+    for name in ARROW:
         expected = pd.concat([pd.Series(columns[name].tolist()) for columns, _ in parts], ignore_index=True)
         got = pd.Series(samples.frame[name].tolist())
         pd.testing.assert_series_equal(got, expected, check_dtype=False, check_names=False)
@@ -124,7 +128,7 @@ def test_loads_what_was_measured(shelf: Path) -> None:
     ("change", "field"),
     [
         (lambda t: t.drop_columns(["rows"]), "rows: column is missing"),
-        (lambda t: t.set_column(NAMES.index("rows"), "rows", t["rows"].cast(pa.int64())), "rows: is int64"),
+        (lambda t: t.set_column(list(ARROW).index("rows"), "rows", t["rows"].cast(pa.int64())), "rows: is int64"),
         (lambda t: t.slice(0, 5), "samples: has 5 rows"),
         (put("seconds", [float("nan")]), "seconds: is empty in row 0"),
         (put("seconds", [-0.001]), "seconds: -0.001"),
@@ -166,9 +170,9 @@ def test_broken_headers_are_refused(
 def test_parts_of_different_ground_do_not_merge(tmp_path: Path) -> None:
     paths = written_parts(tmp_path)
     header = part_header("gemma-2b")
-    other = Part(tmp_path / "x.npz", {**header, "software": {**header["software"], "torch": "2.12"}})
+    other = Part(tmp_path / "x.parquet", {**header, "software": {**header["software"], "torch": "2.12"}})
     other.save()
-    with pytest.raises(ValueError, match=r"x\.npz: software\.torch: is 2\.12, but 2\.11"):
+    with pytest.raises(ValueError, match=r"x\.parquet: software\.torch: is 2\.12, but 2\.11"):
         merge([*paths, other.path], tmp_path / "out")
 
 

@@ -134,13 +134,13 @@ def test_conversations_over_cached_prefixes_read_as_in_transformers(arch: Arch, 
     result = serve(chosen, machine, requests=requests, outputs=outputs)
     assert result.requests["num_cached_tokens"].sum() > 200
     assert result.meta["prefix_cache_evictions"] > 0
-    texts, following = prompts(requests, 67, talks.seed, CPU), next_turns(requests)
+    texts, following = prompts(requests, 67, talks.seed), next_turns(requests)
     for request in requests:
-        conversation = torch.cat((texts[request.id], torch.tensor(outputs[request.id], dtype=torch.int32)))
+        conversation = torch.tensor([*texts[request.id].tolist(), *outputs[request.id]])
         likely = reference(conversation[None].long()).logits[0].argmax(-1)
         assert likely[request.prompt_tokens - 1 : -1].tolist() == outputs[request.id]
         if (turn := following.get(request.id)) is not None:
-            texts[turn.id][: len(conversation)] = conversation
+            texts[turn.id][: len(conversation)] = conversation.numpy()
 
 
 def test_old_style_rope_keys_read_the_same() -> None:
@@ -189,6 +189,7 @@ def test_presets_are_those_of_the_simulator() -> None:
     assert set(PRESETS) <= {name for name, spec in SPECS.items() if spec.family in FAMILIES}
     with pytest.raises(ValueError, match=r"no preset of qwen3-14b; give the folder"):
         preset("eagle3-qwen3-14b")
-    assert all(arch.spec is SPECS[name] for name, arch in PRESETS.items())
-    assert {n for n, a in PRESETS.items() if a.qkv_bias} == {"qwen2-1.5b", "qwen2-7b", "qwen2.5-72b"}
-    assert {n for n, a in PRESETS.items() if a.scale_embedding} == {"gemma-2b", "gemma-7b"}
+    archs = {name: preset(name) for name in PRESETS}
+    assert all(arch.spec is SPECS[name] for name, arch in archs.items())
+    assert {n for n, a in archs.items() if a.qkv_bias} == {"qwen2-1.5b", "qwen2-7b", "qwen2.5-72b"}
+    assert {n for n, a in archs.items() if a.scale_embedding} == {"gemma-2b", "gemma-7b"}

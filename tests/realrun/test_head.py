@@ -22,17 +22,16 @@ from pdvsim.realrun.engine.engine import Engine
 from pdvsim.realrun.engine.graphs import GraphLane, PromptChunk, Ticket
 from pdvsim.realrun.engine.head import Head, layers_read, states_width
 from pdvsim.realrun.engine.model import Transformer
-from pdvsim.realrun.engine.speculative import generate
 from pdvsim.realrun.engine.weights import LayerWeights
 from pdvsim.realrun.machine import Machine
-from pdvsim.realrun.site import prepare, serve
+from pdvsim.realrun.site import serve
 from pdvsim.sim.config import Arch, Experiment, Hardware, Server, Traffic
 from pdvsim.sim.hardware.models import drafter
 from pdvsim.sim.machine.batch import Launch
 from pdvsim.sim.relevance import applicable
 from pdvsim.sim.run import simulate
 from pdvsim.sim.specs import HeadKind, HeadSpec
-from pdvsim.sim.workload.requests import make_requests
+from studies.engine_check import generate
 
 KINDS: tuple[HeadKind, ...] = ("eagle3", "mtp")
 PROMPTS = ([5, 9, 2, 7, 7, 1, 30, 8, 4], [11, 3, 60, 2, 2, 2, 15], [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11])
@@ -218,14 +217,6 @@ def test_a_head_reads_the_last_block_of_a_hit_again(arch: Arch, checked: list[in
     assert result.requests["num_cached_tokens"].sum() > 200
 
 
-@pytest.mark.parametrize("arch", ["colocated", "pdv"])
-def test_prompts_may_be_shorter_than_drafts(arch: Arch, checked: list[int]) -> None:
-    chosen = served(arch, "eagle3", num_speculative_tokens=5)
-    result = serve(replace(chosen, traffic=replace(chosen.traffic, input_len=2)), MACHINE)
-    assert result.requests["prompt_tokens"].min() == 1
-    assert sum(checked) == result.requests["drafts"].sum() > 20
-
-
 def test_preempted_requests_are_read_again_by_the_head(checked: list[int]) -> None:
     chosen = served("colocated", "eagle3")
     traffic = replace(chosen.traffic, request_rate=math.inf, output_len=28)
@@ -242,25 +233,6 @@ def test_what_a_head_cannot_do_here_is_refused() -> None:
     ):
         with pytest.raises(ValueError, match=message):
             serve(chosen, MACHINE)
-
-
-def test_models_of_another_drafter_are_refused_and_a_target_is_not() -> None:
-    """What was made for one drafter: its target serves the next, its drafter does not."""
-    eagle, mtp = served("colocated", "eagle3"), served("colocated", "mtp")
-    by_model = served("colocated", "eagle3", drafter=None)
-    requests = make_requests(eagle.traffic, eagle.acceptance)
-    models = prepare(eagle, MACHINE, requests).models
-    for chosen, wanted in ((mtp, "mtp-tiny"), (by_model, "tiny-draft")):
-        with pytest.raises(ValueError, match=rf"models\['draft'\] is eagle3-tiny; this run needs {wanted} as draft"):
-            prepare(chosen, MACHINE, requests, models=models)
-        rig = prepare(chosen, MACHINE, requests, models={"target": models["target"]})
-        assert serve(chosen, MACHINE, rig=rig).requests["finish_s"].min() > 0
-    with pytest.raises(ValueError, match="a head without its target"):
-        prepare(eagle, MACHINE, requests, models={"draft": models["draft"]})
-    larger = replace(models["target"].arch, spec=replace(models["target"].arch.spec, layers=3))
-    other = Transformer.random(larger, 64, CPU, torch.float32, 1)
-    with pytest.raises(ValueError, match="is tiny of another shape"):
-        prepare(eagle, MACHINE, requests, models={"target": other})
 
 
 @pytest.mark.usefixtures("quick_interpreter")

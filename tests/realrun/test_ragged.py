@@ -14,7 +14,7 @@ from test_serving import MACHINE, experiment, launched_shapes, serve_and_compare
 from pdvsim.realrun.engine.buckets import ROW_BUCKETS, packed_size, packed_sizes
 from pdvsim.realrun.site import serve
 from pdvsim.sim.config import Arch, Experiment
-from pdvsim.sim.hardware.terms import GraphSizes
+from pdvsim.sim.hardware.forward import ForwardTerms
 from pdvsim.sim.policies import verification
 from pdvsim.sim.records import Result
 from pdvsim.sim.run import simulate
@@ -89,13 +89,13 @@ def test_every_ragged_launch_finds_its_graph_prepared() -> None:
 
 def test_the_simulator_pads_as_the_engine_does() -> None:
     """Wherever the engine packs, the layers of both compute as many tokens."""
-    graphs = GraphSizes(ROW_BUCKETS)
+    terms = ForwardTerms(row_buckets=ROW_BUCKETS)
     for rows in ROW_BUCKETS:
         sizes = packed_sizes(rows, 8)
         for tokens in range(rows, 8 * rows + 1):
             size = packed_size(rows, 8, tokens)
             assert (size or 8 * rows) >= tokens
-            assert not size or (size in sizes and size == graphs.packed(rows, tokens))
+            assert not size or (size in sizes and size == terms.padded_packed(rows, tokens))
 
 
 def test_a_verify_of_one_row() -> None:

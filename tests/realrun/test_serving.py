@@ -17,24 +17,19 @@ import pytest
 import torch
 from tiny_engines import CPU, SLOTS_OF_FOUR
 
-from pdvsim.realrun.clock import WallClock
 from pdvsim.realrun.device import CudaGPU, ServingRig
 from pdvsim.realrun.engine.arch import from_config
 from pdvsim.realrun.engine.cache import PAGE, Sequences
 from pdvsim.realrun.engine.engine import Engine
 from pdvsim.realrun.engine.graphs import GraphLane, Ticket
 from pdvsim.realrun.engine.model import Transformer
-from pdvsim.realrun.engine.speculative import generate
 from pdvsim.realrun.engine.weights import random_weights
 from pdvsim.realrun.machine import Machine
 from pdvsim.realrun.memory import Needs
-from pdvsim.realrun.site import TINY, RealServer, prepare, serve, warm_up
+from pdvsim.realrun.site import TINY, prepare, serve, warm_up
 from pdvsim.realrun.texts import prompts
-from pdvsim.sim.assembly import profile_of
 from pdvsim.sim.config import Acceptance, Arch, Experiment, KvPolicy, Server, Traffic
 from pdvsim.sim.core import KINDS, Request, Role
-from pdvsim.sim.hardware.costs import CostModel
-from pdvsim.sim.hardware.forward import ForwardTerms
 from pdvsim.sim.machine.batch import Launch
 from pdvsim.sim.policies import ARCHS
 from pdvsim.sim.policies.controllers import Controller
@@ -42,8 +37,8 @@ from pdvsim.sim.policies.hybrid import Adaptive
 from pdvsim.sim.records import Result
 from pdvsim.sim.relevance import applicable
 from pdvsim.sim.run import simulate
-from pdvsim.sim.specs import Pair
 from pdvsim.sim.workload.requests import make_requests
+from studies.engine_check import generate
 
 JUDGED = tuple(arch for arch in ARCHS if arch != "pdv-ahead")  # whose verdicts may be the models' own
 MACHINE = Machine(device="cpu", tiny=True)
@@ -85,7 +80,7 @@ def rig_for(chosen: Experiment, requests: list[Request], noise: float = 0.2) -> 
 def plain_greedy(requests: list[Request], rig: ServingRig, seed: int) -> dict[int, list[int]]:
     """Each request's tokens, one request and one token at a time."""
     vocab = rig.models["target"].arch.spec.vocab
-    texts = {i: tuple(text.tolist()) for i, text in prompts(requests, vocab, seed, CPU).items()}
+    texts = {i: tuple(text.tolist()) for i, text in prompts(requests, vocab, seed).items()}
     return {r.id: continued(texts[r.id], r.output_tokens) for r in requests}
 
 
@@ -317,30 +312,6 @@ def test_drafts_ahead_find_pages_where_the_cache_is_full(
     result = serve(replace(chosen, server=server, acceptance=Acceptance(0.9)), MACHINE)
     assert served
     assert (result.requests["finish_s"] > 0).all()
-
-
-def test_drafts_ahead_need_verdicts_that_are_drawn() -> None:
-    with pytest.raises(ValueError, match="pdv-ahead needs --verdict pinned"):
-        serve(experiment("pdv-ahead"), OWN)
-    with pytest.raises(ValueError, match="at most 14 after a guess, got 15"):
-        serve(experiment("pdv-ahead", num_speculative_tokens=15), MACHINE)
-
-
-@pytest.mark.parametrize("arch", ["pdv", "autoregressive"])
-def test_models_that_the_profile_lacks_are_planned_for_as_simulated(arch: Arch) -> None:
-    """By the transfer model, which has a cost for each launch; the roofline of a tiny model is next to nothing."""
-    chosen = experiment(arch)
-    requests = make_requests(chosen.traffic, chosen.acceptance)
-    profile = profile_of(chosen)
-    site = RealServer(WallClock(), chosen, profile, prepare(chosen, MACHINE, requests), requests, own=False)
-    simulated = profile.covering(Pair(TINY["draft"].spec, TINY["target"].spec))
-    planned = site.context.planner.models
-    assert set(planned) == ({"draft", "target"} if chosen.speculates else {"target"})
-    for role, model in planned.items():
-        spec = TINY[role].spec
-        shape, expected = model.price(4, 3), simulated.cost_model(spec).price(4, 3)
-        assert shape.seconds_0 == expected.seconds_0
-        assert shape.seconds_0 > 10 * CostModel(spec, ForwardTerms.roofline(spec, profile.gpu)).price(4, 3).seconds_0
 
 
 def test_a_warm_up_leaves_no_state() -> None:

@@ -68,13 +68,6 @@ def test_a_probe_tells_the_pace_without_a_run(tmp_path: Path, capsys: pytest.Cap
     assert main([*small, "--overwrite", "--trace-out", str(tmp_path / "trace.json")]) == 2
 
 
-def test_json_is_one_document(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main([*CPU, *SMALL, "--arch", "autoregressive", "--json"]) == 0
-    captured = capsys.readouterr()
-    assert json.loads(captured.out)["model_id"] == "tiny"
-    assert captured.err == ""
-
-
 TINY, ON_CPU = "--device cpu --tiny", "--device cpu"
 MIXTURE = "--pair none:qwen3-30b-a3b --arch autoregressive"
 REFUSED = [  # what the line must say
@@ -109,14 +102,6 @@ def test_what_no_gpu_can_serve_is_refused(
 ) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     assert says in refused(["realrun", *SMALL, *line.split()])
-
-
-def test_too_little_memory_is_refused_before_a_model_is_made(
-    refused: Callable[..., str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(site, "available_bytes", lambda device, utilization: 2e6)
-    monkeypatch.setattr(site, "make_models", lambda *a: pytest.fail("too late"))
-    assert "out of memory before the start" in refused(["realrun", *CPU, *SMALL])
 
 
 def test_out_of_memory_while_preparing_is_one_line(

@@ -18,14 +18,13 @@ from simpy.events import AllOf, Event, Timeout
 from pdvsim.realrun.clock import WallClock
 from pdvsim.realrun.engine.cache import PAGE, SCRATCH_PAGES, Sequences
 from pdvsim.realrun.engine.graphs import PromptChunk, wait_for
-from pdvsim.realrun.host import Covered, RealHost, group_counts, idle_shares
+from pdvsim.realrun.host import group_counts, host_idle_share
 from pdvsim.realrun.memory import CATCH_UP_ROWS, Needs, Slots, packed, pages_that_fit
 from pdvsim.realrun.site import TINY
 from pdvsim.realrun.telemetry import COLUMNS, Telemetry
 from pdvsim.sim.config import Experiment, Server, Traffic
 from pdvsim.sim.core import Request
 from pdvsim.sim.hardware.costs import STRETCHES
-from pdvsim.sim.records import LAUNCH_DTYPES, REQUEST_DTYPES
 from pdvsim.sim.workload.requests import make_requests
 
 
@@ -108,31 +107,11 @@ def test_ctrl_c_ends_a_run_between_two_events() -> None:
     assert log == list(range(10))
 
 
-def test_a_real_hosts_operations_are_paid_when_they_are_over() -> None:
-    host = RealHost()
-    assert host.spend(3.0, 1.0, "launch") == host.notice(0.0, 3.0) == 3.0
-
-
-def test_covered_time_is_the_union() -> None:
-    covered = Covered(np.array([4.0, 0.0, 1.0]), np.array([5.0, 2.0, 3.0]))
-    np.testing.assert_allclose(covered.until(np.array([-1, 0, 1.5, 3, 3.5, 4.5, 9])), [0, 0, 1.5, 3, 3, 3.5, 4])
-
-
 def test_idle_share_of_a_worked_case() -> None:
-    """Rounds end at 1, 3 and 10: half a second of the first is unused, and of the second 1.5 and 4 without anyone."""
-    launches = {name: np.zeros(5, dtype) for name, dtype in LAUNCH_DTYPES.items()}
-    launches["role"][:] = (1, 0, 1, 0, 1)
-    launches["rows"][:] = (4, 4, 4, 40, 40)
-    launches["start_s"][:] = (0.0, 1.5, 2.0, 8.5, 9.0)
-    launches["end_s"][:] = (1.0, 2.0, 3.0, 9.0, 10.0)
-    requests = {name: np.zeros(2, dtype) for name, dtype in REQUEST_DTYPES.items()}
-    requests["arrival_s"][:] = (0.0, 7.5)
-    requests["finish_s"][:] = (3.5, 10.0)
-    shares = idle_shares(launches, requests)
-    assert shares["host_idle_share_1_to_7_rows"] == pytest.approx(0.5 / 2)
-    assert shares["host_idle_share_32_and_more_rows"] == pytest.approx(1.5 / 3)
-    assert shares["host_idle_share"] == pytest.approx(2 / 5)
-    assert shares["host_idle_s_per_round"] == pytest.approx(1.0)
+    """Requests are there for six seconds, of which two are unused; four seconds without anyone do not count."""
+    launches = {"start_s": np.array([0.0, 1.5, 2.0, 8.5, 9.0]), "end_s": np.array([1.0, 2.0, 3.0, 9.0, 10.0])}
+    requests = {"arrival_s": np.array([0.0, 7.5]), "finish_s": np.array([3.5, 10.0])}
+    assert host_idle_share(launches, requests)["host_idle_share"] == pytest.approx(2 / 6)
 
 
 @pytest.mark.parametrize(("took_s", "sampled_at"), [(0.001, [0.0, 0.25]), (0.002, [0.0, 0.4])])
@@ -218,11 +197,6 @@ def test_pages_are_given_as_tokens_come_and_taken_back() -> None:
 
 def test_the_simulator_knows_how_many_stretches_a_forward_takes() -> None:
     assert STRETCHES == CATCH_UP_ROWS
-
-
-def test_lanes_that_outnumber_the_groups_are_refused() -> None:
-    with pytest.raises(RuntimeError, match="16 multiprocessors are too few for 3 lanes"):
-        group_counts({"a": 0.4, "b": 0.3, "c": 0.3}, 2)
 
 
 @given(st.lists(st.floats(0.01, 1), min_size=3, max_size=3), st.integers(3, 40))

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tiny_engines import stage
 
-from pdvsim.realrun.engine.speculative import generate, prefill
+from studies.engine_check import generate, prefill
 
 kept = cache(stage)  # a stage forgets nothing that matters: every run puts its prompts anew
 prompts = st.lists(st.lists(st.integers(0, 60), min_size=1, max_size=12), min_size=1, max_size=4)
@@ -31,14 +31,6 @@ def test_a_perfect_drafter_is_always_accepted() -> None:
     for round in range(5):  # with the catch-up token: without it the drafter would attend to a hole
         drafted = lanes.draft.draft([0], 3, width=1 + (round > 0)).outcome().rows[0]
         assert lanes.target.verify([0], 3).outcome().rows[0][:3] == drafted
-
-
-@settings(max_examples=6, deadline=None)
-@given(prompts)
-def test_ragged_batches_equal_one_by_one(batch: list[list[int]]) -> None:
-    lanes = kept(1, 2)
-    alone = [generate(lanes.target, [prompt], 10, draft=lanes.draft)[0] for prompt in batch]
-    assert generate(lanes.target, batch, 10, draft=lanes.draft) == alone
 
 
 def test_pins_decide_and_the_sequence_stays_consistent() -> None:

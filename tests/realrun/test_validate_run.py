@@ -99,13 +99,3 @@ def test_a_result_of_realrun_is_looked_at_too(tmp_path: Path, capsys: pytest.Cap
     path.write_text(json.dumps(sealed(document)))
     assert main(["validate", "--run", str(path)]) == 0
     assert "gaps, real / sim" in capsys.readouterr().out
-
-
-def test_without_a_gpu_it_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    import torch
-
-    if torch.cuda.is_available():
-        pytest.skip("there is one")
-    assert main(["validate", "--serve", str(plan(tmp_path)), "-o", str(tmp_path / "runs.jsonl")]) == 2
-    assert "CUDA" in capsys.readouterr().err
-    assert not (tmp_path / "runs.jsonl").exists()

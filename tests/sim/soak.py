@@ -22,7 +22,7 @@ LAWS = {
     ),
     "sim/test_streaming.py": ("the_metrics_are_those_of_the_records",),
     "sim/test_prefix.py": ("blocks_are_conserved_under_random_traffic",),
-    "study/test_sweepdir.py": ("killed_at_random_moments_and_resumed",),
+    "bench/test_sweepdir.py": ("killed_at_random_moments_and_resumed",),
 }  # fmt: skip
 
 

@@ -104,16 +104,6 @@ def test_ceilings_declared_as_measured_do_not_narrow_the_bar(tmp_path: Path) -> 
     assert set(builtin(str(path)).uncertainty.values()) == {shipped().bar(card_known=False)}
 
 
-@pytest.mark.usefixtures("quick_plots")
-def test_every_foundation_of_a_table_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    small = ["--num-prompts", "4", "--output-len", "8", "--input-len", "16", "--jobs", "1", "-o", str(tmp_path / "s")]
-    assert main(["sweep", "--arch", "pd", "--concurrency", "2", "--vary", "gpu=h200,h100-pcie", *small]) == 0
-    output = capsys.readouterr().out
-    assert "measured on NVIDIA H200" in output
-    off = f"{shipped().bar(card_known=False):.0%}"
-    assert f"transferred from the H200's kernels, not measured; forward times within {off}" in output
-
-
 def test_a_model_from_its_configuration_is_transferred(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     config_file(tmp_path)
     small = ["--num-prompts", "4", "--output-len", "8", "--input-len", "16", "--json"]

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pdvsim.sim.hardware.composed import engine_profile
+from pdvsim.sim.engines.profiles import engine_profile
 from pdvsim.sim.hardware.costs import CostModel
 from pdvsim.sim.hardware.forward import ForwardTerms
 from pdvsim.sim.hardware.models import GPUS, PRESETS, CannotShard, drafter, model, shard
@@ -168,4 +168,4 @@ def test_no_server_was_measured_and_the_range_says_so() -> None:
 
 def test_the_formula_is_widened_like_that_of_mixtures() -> None:
     assert shipped().widened(0.1, FLASH) == shipped().widened(0.1, PRESETS["qwen3-30b-a3b"])
-    assert shipped().fit(FLASH, H200).layers.seconds(1, 0.0) > 0
+    assert shipped().fit(FLASH, H200).layers_s(1) > 0

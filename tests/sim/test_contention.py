@@ -14,10 +14,10 @@ from planning import PAIR, batch, planner
 from pdvsim.sim.config import Priority
 from pdvsim.sim.hardware import costs
 from pdvsim.sim.hardware.contention import Sharing, max_min, max_min_of_two
+from pdvsim.sim.hardware.forward import ratio_at
 from pdvsim.sim.hardware.host import HostTimes, SimulatedHost
 from pdvsim.sim.hardware.models import pair
 from pdvsim.sim.hardware.profile import ContentionFit, builtin
-from pdvsim.sim.hardware.terms import ratio_at
 from pdvsim.sim.machine.batch import Launch
 from pdvsim.sim.machine.clock import Clock
 from pdvsim.sim.machine.device import Job, SimulatedGPU

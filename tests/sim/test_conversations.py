@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 import pdvsim
+from pdvsim.bench.traffic import repeated_share
 from pdvsim.cli import main
 from pdvsim.sim.config import Acceptance, Arch, Experiment, Server, Traffic
 from pdvsim.sim.core import ENDLESS
@@ -19,7 +20,6 @@ from pdvsim.sim.run import simulate
 from pdvsim.sim.workload.conversations import origins_of
 from pdvsim.sim.workload.own import read_requests
 from pdvsim.sim.workload.requests import Workload, make_requests
-from pdvsim.study.traffic import repeated_share
 
 SHORT = "tinyllama-1.1b:llama-2-7b"  # contexts of 2,048 tokens
 

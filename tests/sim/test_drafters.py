@@ -8,6 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from pdvsim.bench.band import spanned
 from pdvsim.decide.draft_lengths import find_table
 from pdvsim.decide.draft_table import DraftQuestion
 from pdvsim.decide.formula import Formula
@@ -26,7 +27,6 @@ from pdvsim.sim.run import simulate
 from pdvsim.sim.specs import HeadSpec
 from pdvsim.sim.workload.acceptance import measured
 from pdvsim.sim.workload.lookup import Lookup, lookup_of
-from pdvsim.study.band import spanned
 
 CLOSED = Traffic("random", num_prompts=60, input_len=200, output_len=200, max_concurrency=8)
 

@@ -11,7 +11,7 @@ from pdvsim.decide.formula import Formula
 from pdvsim.sim.assembly import ServerParts
 from pdvsim.sim.config import Acceptance, Experiment, Hardware, Server, Traffic
 from pdvsim.sim.core import KINDS
-from pdvsim.sim.hardware.composed import engine_profile
+from pdvsim.sim.engines.profiles import engine_profile
 from pdvsim.sim.hardware.profile import Profile
 from pdvsim.sim.run import simulate
 
@@ -32,7 +32,7 @@ def profile(experiment: Experiment, round_s: float, draft_s: float) -> Profile:
     """The engine's profile with other costs of drafting."""
     own = engine_profile(experiment.hardware.predicted_engine, "h100-sxm")
     step = replace(own.step, round_s=round_s, draft_s=draft_s)
-    return replace(own, step=step).covering(experiment.pair).padded("profile")
+    return replace(own, step=step).covering(experiment.pair)
 
 
 def formula(experiment: Experiment, round_s: float, draft_s: float) -> Formula:

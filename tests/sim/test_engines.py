@@ -8,27 +8,29 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from pdvsim.bench.band import ends, spanned
+from pdvsim.bench.resultfiles import Config
+from pdvsim.bench.sources import known_profile
 from pdvsim.decide.deploy import deployment
 from pdvsim.decide.error import lead_error
 from pdvsim.sim.assembly import covering_profile
 from pdvsim.sim.config import Experiment, Hardware, Server, Traffic
 from pdvsim.sim.core import KINDS
+from pdvsim.sim.engines import ENGINES
+from pdvsim.sim.engines.profiles import engine_profile
 from pdvsim.sim.hardware.cards import gpu
-from pdvsim.sim.hardware.composed import compose, engine_profile
+from pdvsim.sim.hardware.composed import compose
 from pdvsim.sim.hardware.costs import CostModel
-from pdvsim.sim.hardware.forward import ForwardTerms
+from pdvsim.sim.hardware.forward import ForwardTerms, interpolate
 from pdvsim.sim.hardware.kernels import KernelTables, read_tables, shipped_tables
 from pdvsim.sim.hardware.links import LINKS, LinkName
 from pdvsim.sim.hardware.models import model, shard
 from pdvsim.sim.hardware.options import VLLM_CARDS
 from pdvsim.sim.hardware.parts import TOKENS, ModelKernels
 from pdvsim.sim.hardware.shapes import unpacked
-from pdvsim.sim.hardware.steps import EngineStep, constants
+from pdvsim.sim.hardware.steps import EngineStep
 from pdvsim.sim.run import simulate
 from pdvsim.sim.specs import ModelSpec, Pair
-from pdvsim.study.band import ends, spanned
-from pdvsim.study.resultfiles import Config
-from pdvsim.study.sources import known_profile
 
 SHIPPED = list(shipped_tables())
 # all products are sizes that were timed: q, k and v 12,288 x 4,096, output, gate and up 16,384, down 8,192
@@ -72,7 +74,7 @@ def test_a_forward_is_the_sum_of_its_kernels():
         shapes = ((12288, 4096), (4096, 4096), (16384, 4096), (4096, 8192))
         products = sum(times[m.index(tokens), n.index(a), k.index(b)] for a, b in shapes)
         small = ModelKernels(tables, ON_THE_GRID).small(np.array([float(tokens)]))[0]
-        assert fit.layers.seconds(int(tokens), 0.0) == pytest.approx(10 * products + small, rel=1e-3)
+        assert fit.layers_s(int(tokens)) == pytest.approx(10 * products + small, rel=1e-3)
 
 
 def test_a_shard_exchanges_two_messages_a_layer():
@@ -82,7 +84,7 @@ def test_a_shard_exchanges_two_messages_a_layer():
     fit = compose(tables, EngineStep(), spec)
     for tokens in (1, 64, 1024):  # of 4,096 values each: sizes that were timed
         larger = times[sizes.index(tokens * 4096) :]
-        assert fit.collectives.reduce_s(int(tokens)) == pytest.approx(2 * 10 * larger.min(), rel=1e-6)
+        assert interpolate(fit.reduce_knots, int(tokens)) == pytest.approx(2 * 10 * larger.min(), rel=1e-6)
 
 
 @pytest.mark.parametrize(("engine", "card"), [one[:2] for one in SHIPPED])
@@ -104,7 +106,7 @@ def test_more_never_takes_less(engine, card):
     for name in ("llama-3.1-8b", "qwen3-30b-a3b"):
         spec = model(name)
         fit = compose(profile.tables, profile.step, spec)
-        layers_s = [fit.layers.seconds(tokens, 0.0) for tokens in TOKENS]
+        layers_s = [fit.layers_s(tokens) for tokens in TOKENS]
         assert layers_s == sorted(layers_s)
         prices = CostModel(spec, fit)
         by_width = [prices.price(8, width).seconds_1 for width in range(1, 10)]
@@ -116,21 +118,18 @@ def test_constants_add_to_every_forward():
     tables, spec = tables_of("vllm", "h200"), model("llama-3.1-8b")
     without, with_layers = (compose(tables, step, spec) for step in (EngineStep(), EngineStep(layer_s=1e-5)))
     for tokens in TOKENS:
-        more = with_layers.layers.seconds(tokens, 0.0) - without.layers.seconds(tokens, 0.0)
+        more = with_layers.layers_s(tokens) - without.layers_s(tokens)
         assert more == pytest.approx(spec.layers * 1e-5)
 
 
 def test_older_versions_have_their_own_constants():
-    old, new = constants("trtllm", "h100-sxm", "1.0.0rc3")[0], constants("trtllm", "h100-sxm")[0]
-    assert old != new
-    assert constants("trtllm", "h100-sxm", "1.2.0rc6")[0] == new
-    assert constants("vllm", "h200", "nightly-5b8c30d6")[0] == constants("vllm", "h200")[0]
-    assert [constants("vllm", "h200", f"0.{n}.0")[0].block_products for n in (12, 16, 18)] == ["fp8_block"] * 2 + [
-        "fp8"
-    ]
-    old, new = constants("sglang", "h100-sxm", "0.5.10")[0], constants("sglang", "h100-sxm", "0.5.14")[0]
-    assert replace(old, round_s=new.round_s) == new  # overlapped scheduling shortens rounds alone
-    assert new.round_s < old.round_s
+    trtllm, vllm, sglang = (ENGINES[name] for name in ("trtllm", "vllm", "sglang"))
+    assert trtllm.step("1.0.0rc3") != trtllm.step()
+    assert trtllm.step("1.2.0rc6") == trtllm.step()
+    assert vllm.step("nightly-5b8c30d6") == vllm.step()
+    assert [vllm.step(f"0.{n}.0").block_products for n in (12, 16, 18)] == ["fp8_block"] * 2 + ["fp8"]
+    assert sglang.step("0.5.6").round_s < sglang.step("0.5.5").round_s  # overlapped drafts
+    assert sglang.step("0.5.14") == sglang.step()
 
 
 def served(engine: str, **server: object) -> Experiment:
@@ -192,7 +191,7 @@ def test_what_are_no_tables_is_refused():
 def test_a_lead_needs_the_error_of_a_ratio():
     """On an engine's profile a lead must exceed the error of a ratio of two servers, not that of one."""
     experiment = served("vllm")
-    error = constants("vllm", "h100-sxm")[1]
+    error = ENGINES["vllm"].error("h100-sxm")
     assert lead_error(experiment, "output_throughput") == pytest.approx(error.ratio)
     other = replace(experiment, hardware=Hardware(gpu="h100-sxm", engine="pdvsim"))
     assert error.ratio < lead_error(other, "output_throughput")
@@ -201,7 +200,7 @@ def test_a_lead_needs_the_error_of_a_ratio():
 def test_the_range_is_that_of_measured_servers():
     experiment = served("vllm")
     metrics = spanned(simulate(experiment), ends(experiment))
-    error = constants("vllm", "h100-sxm")[1]
+    error = ENGINES["vllm"].error("h100-sxm")
     tpot = metrics["mean_tpot_ms"]
     assert metrics["mean_tpot_ms_high"] == pytest.approx(tpot * (1 + error.tpot), rel=0.15)
     assert metrics["mean_tpot_ms_low"] < tpot
@@ -273,7 +272,7 @@ def test_all_reduces_over_nvlink_are_those_of_the_tables(link: LinkName) -> None
         profile = engine_profile("vllm", card)
         assert profile.covering(pair, LINKS[link]).models[name] == profile.covering(pair).models[name]
     slow = engine_profile("vllm", "b200").covering(pair, LINKS["pcie5"]).models[name]
-    assert slow.collectives.reduce_s(64) > profile.covering(pair).models[name].collectives.reduce_s(64)
+    assert interpolate(slow.reduce_knots, 64) > interpolate(profile.covering(pair).models[name].reduce_knots, 64)
 
 
 def test_experts_of_mxfp4_have_their_own_constants() -> None:
@@ -287,9 +286,9 @@ def test_norms_over_all_heads_are_one_more_all_reduce_per_layer() -> None:
     tables, whole = tables_of("vllm", "b200"), model("minimax-m2")
     spec, tokens = shard(whole, 4), np.array([64.0])
     smallest = float(tables.reduce_s(4, 4 * tokens)[0])
-    own, without = (compose(tables, EngineStep(), one).collectives for one in (spec, replace(spec, family="qwen3")))
-    assert own.reduce_s(64) - without.reduce_s(64) == pytest.approx(spec.layers * smallest, rel=1e-6)
-    assert not compose(tables, EngineStep(), whole).collectives.reduce_s(64)
+    knots = [compose(tables, EngineStep(), one).reduce_knots for one in (spec, replace(spec, family="qwen3"))]
+    assert interpolate(knots[0], 64) - interpolate(knots[1], 64) == pytest.approx(spec.layers * smallest, rel=1e-6)
+    assert not compose(tables, EngineStep(), whole).reduce_knots
 
 
 def test_experts_of_integers_are_their_own_kernels() -> None:

@@ -21,7 +21,6 @@ from pdvsim.sim.hardware.costs import CostModel
 from pdvsim.sim.hardware.forward import ForwardTerms
 from pdvsim.sim.hardware.models import PRESETS, model, pair, shard
 from pdvsim.sim.hardware.profile import builtin
-from pdvsim.sim.hardware.terms import ExpertReads, MeasuredLayers
 from pdvsim.sim.hardware.transfer import shipped
 from pdvsim.sim.layers import Experts
 from pdvsim.sim.metrics.summary import summarise
@@ -197,11 +196,11 @@ def test_measured_experts_are_read_besides_what_the_knots_hold() -> None:
     """The form in which a profile has a measured mixture."""
     spec = PRESETS["mixtral-8x7b"]
     knots = ((1, 1e-3), (100, 2e-3))
-    fit = ForwardTerms(MeasuredLayers(knots), experts=ExpertReads(1e-4))
+    fit = ForwardTerms(layer_knots=knots, expert_s=1e-4)
     latency = CostModel(spec, fit)
     assert latency.price(1, 1).seconds_0 == pytest.approx(1e-3 + 2e-4)
     assert latency.price(100, 1).seconds_0 == pytest.approx(2e-3 + 8e-4)
-    assert fit.scaled(2).experts == ExpertReads(2e-4)
+    assert fit.scaled(2).expert_s == 2e-4
 
 
 # quantised -----------------------------------------------------------------------------------------------------------
@@ -215,8 +214,8 @@ def test_eight_bits_halve_reading_and_arithmetic() -> None:
     """Arithmetic on cards that have such units alone; fixed times stay."""
     plain, spec = model("llama-3.1-8b"), model("llama-3.1-8b-fp8")
     bounds = [ForwardTerms.roofline(m, H200) for m in (plain, spec)]
-    assert bounds[1].layers == bounds[0].layers.scaled(1 / 2)
-    assert bounds[1].head == bounds[0].head
+    half = replace(bounds[0], weights_s=bounds[0].weights_s / 2, token_s=bounds[0].token_s / 2)
+    assert replace(bounds[1], expert_s=0.0) == replace(half, expert_s=0.0)
     ampere = [ForwardTerms.roofline(m, GPUS["a100-80gb"]).figures() for m in (plain, spec)]
     assert ampere[1]["token_s"] == ampere[0]["token_s"]
     assert 0.5 < seconds(spec, "h200", 1) / seconds(plain, "h200", 1) < 0.7
@@ -245,7 +244,7 @@ def test_a_cache_of_eight_bits_halves_its_reading() -> None:
     read, read_less = (terms.figures()["kv_knots"] for terms in (one, other))
     assert read_less[0][1] == pytest.approx(read[0][1] / 2)
     assert read_less[-1][1] - read_less[0][1] == pytest.approx(read[-1][1] - read[0][1])
-    assert other.layers == one.layers
+    assert other.layer_knots == one.layer_knots
     assert after.foundation == f"{before.foundation}; KV cache of 8 bits by its bytes alone"
 
 

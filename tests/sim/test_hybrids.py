@@ -11,9 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pdvsim.sim.config import Experiment, Hardware, Server, Traffic
-from pdvsim.sim.hardware.composed import engine_profile
+from pdvsim.sim.engines.profiles import engine_profile
 from pdvsim.sim.hardware.costs import CostModel
-from pdvsim.sim.hardware.forward import ForwardTerms
+from pdvsim.sim.hardware.forward import ForwardTerms, interpolate
 from pdvsim.sim.hardware.models import GPUS, PRESETS, CannotShard, drafter, quantised, shard
 from pdvsim.sim.hardware.transfer import shipped
 from pdvsim.sim.layers import Sparse, State
@@ -173,7 +173,7 @@ def test_engines_have_their_kernels(engine: str, name: str) -> None:
         assert 0 <= after < before
     if spec.state is not None:
         drafts = model.price(64, 4, 1, 64_000).seconds(64_000) - seconds(64, 1000)
-        assert drafts > model.terms.states.rows_s(64 * 5) - model.terms.states.rows_s(64 * 2) > 0
+        assert drafts > interpolate(model.terms.state_knots, 64 * 5) - interpolate(model.terms.state_knots, 64 * 2) > 0
 
 
 def test_the_timed_kernels_are_near_what_their_bytes_suggest() -> None:
@@ -181,8 +181,8 @@ def test_the_timed_kernels_are_near_what_their_bytes_suggest() -> None:
     spec = PRESETS["qwen3.5-27b"]
     for engine in ("vllm", "sglang", "trtllm"):
         profile = engine_profile(engine, "h200").covering(Pair(drafter("none", spec), spec))  # type: ignore[arg-type]
-        states, least = profile.models[spec.name].states, 2 * 192 * spec.state_bytes / H200.bandwidth_bytes_per_s
-        grown = states.rows_s(2 * 256) - states.rows_s(2 * 64)
+        states, least = profile.models[spec.name].state_knots, 2 * 192 * spec.state_bytes / H200.bandwidth_bytes_per_s
+        grown = interpolate(states, 2 * 256) - interpolate(states, 2 * 64)
         assert least < grown / profile.step.kernels < least / 0.55
 
 

@@ -10,6 +10,7 @@ import pytest
 from configs import SHAPE, config_file
 
 import pdvsim
+from pdvsim.bench.inputs import checked
 from pdvsim.realrun.machine import as_served
 from pdvsim.sim.config import Arch, ControllerName, Experiment, Hardware, Server, Traffic
 from pdvsim.sim.core import KINDS, Request
@@ -17,7 +18,6 @@ from pdvsim.sim.hardware.models import MODELS, from_config, pair
 from pdvsim.sim.machine.kv import KvCache
 from pdvsim.sim.metrics.summary import summarise
 from pdvsim.sim.run import simulate
-from pdvsim.study.inputs import checked
 
 
 def ask(prompt: int, output: int, id: int = 0) -> Request:

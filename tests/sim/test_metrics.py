@@ -14,11 +14,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from synthetic import result
 
+from pdvsim.bench.sweep import flatten
 from pdvsim.sim.config import Experiment, Hardware, Scoring, Traffic
 from pdvsim.sim.metrics.summary import frames, summarise
 from pdvsim.sim.records import Result
 from pdvsim.sim.run import simulate
-from pdvsim.study.sweep import flatten
 
 POISSON = Traffic(request_rate=1.0, num_prompts=2)
 ONE, PLAIN = Hardware(), Scoring()

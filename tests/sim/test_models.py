@@ -268,4 +268,4 @@ def test_a_sliding_window_counts_if_contexts_can_pass_it(tmp_path: Path) -> None
     for window, longest, seen in ((None, 32768, None), (4096, 4096, None), (4096, 32768, 4096)):
         path = config_file(tmp_path, model_type="mistral", sliding_window=window, max_position_embeddings=longest)
         spec = model_or_config(str(path))
-        assert (spec.reach, spec.windowed_layers) == (seen, 32 if seen else 0)
+        assert (spec.reach, spec.window and spec.window.layers) == (seen, 32 if seen else None)

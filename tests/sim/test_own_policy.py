@@ -11,8 +11,8 @@ import pytest
 from refusals import one_line
 
 import pdvsim
+from pdvsim.bench.pool import attempt
 from pdvsim.cli import main
-from pdvsim.common.outcomes import attempt
 from pdvsim.common.version import __version__
 from pdvsim.live.knobs import Setup
 from pdvsim.live.pace import Feed, drive

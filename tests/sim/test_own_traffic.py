@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from pdvsim.bench.traffic import Account
 from pdvsim.cli import main
 from pdvsim.sim.config import Acceptance, Experiment, Server, Traffic
 from pdvsim.sim.relevance import vet
@@ -20,7 +21,6 @@ from pdvsim.sim.workload.columns import NAMES
 from pdvsim.sim.workload.datasets import Trace
 from pdvsim.sim.workload.own import kind_of, read_own, read_requests
 from pdvsim.sim.workload.requests import make_requests
-from pdvsim.study.traffic import Account
 
 ROWS = [(0.5, 10, 3, 0.9, "a"), (0.0, 20, 4, 0.1, "b"), (2.0, 30, 5, 0.5, "a")]
 HEADER = ("arrival_s", "prompt_tokens", "output_tokens", "acceptance", "session")

@@ -27,7 +27,6 @@ from pdvsim.sim.hardware.forward import ForwardTerms
 from pdvsim.sim.hardware.models import GPUS, MODELS
 from pdvsim.sim.hardware.models import pair as named_pair
 from pdvsim.sim.hardware.profile import builtin, roofline
-from pdvsim.sim.hardware.terms import RooflineLayers
 from pdvsim.sim.records import Result
 from pdvsim.sim.relevance import applicable
 from pdvsim.sim.run import simulate
@@ -42,7 +41,7 @@ ONE_STREAM: tuple[Arch, ...] = ("autoregressive", "baseline", "colocated")
 
 
 def fit(weights_s: float = 0.0, token_s: float = 0.0) -> ForwardTerms:
-    return ForwardTerms(RooflineLayers(0.0, weights_s, token_s))
+    return ForwardTerms(weights_s=weights_s, token_s=token_s)
 
 
 def card(folder: Path, name: str, draft: ForwardTerms, target: ForwardTerms) -> Hardware:

@@ -14,9 +14,9 @@ from pdvsim.sim.client import Client
 from pdvsim.sim.cluster import Cluster
 from pdvsim.sim.config import Experiment, Hardware, Server, Traffic
 from pdvsim.sim.core import Request
+from pdvsim.sim.hardware.costs import CostModel
+from pdvsim.sim.hardware.forward import interpolate
 from pdvsim.sim.hardware.models import CannotShard, model, shard
-from pdvsim.sim.hardware.spread import SpreadCosts
-from pdvsim.sim.hardware.terms import interpolate
 from pdvsim.sim.machine.clock import Clock
 from pdvsim.sim.machine.ranks import RankGroup
 from pdvsim.sim.policies.base import Policy
@@ -41,10 +41,10 @@ def requests(*sizes: tuple[float, int, int]) -> list[Request]:
     return [Request(at, *size, bytes([2] * size[2])) for at, size in enumerate(sizes)]
 
 
-def costs(one: Experiment) -> SpreadCosts:
+def costs(one: Experiment) -> CostModel:
     profile = covering_profile(one)
     costs_of = profile.cost_model(one.pair.target)
-    assert isinstance(costs_of, SpreadCosts)
+    assert costs_of.own is not costs_of
     return costs_of
 
 
@@ -87,11 +87,11 @@ def test_equal_ranks_take_their_own_time_and_that_of_the_experts(ranks: int, spr
     for at in decodes:
         rows, context = int(launches["rows"][at]), int(launches["context"][at])
         own_s = model.own.price(rows, 1, 1, context).seconds(context)
-        experts_s = model.terms.experts.seconds(model.experts.read(ranks * rows))
-        shared_s = experts_s + model.terms.spread.seconds(ranks * rows, rows)
+        experts_s = model.terms.expert_s * model.experts.read(ranks * rows)
+        shared_s = experts_s + model.terms.spread_s(ranks * rows, rows)
         assert launches["end_s"][at] - launches["start_s"][at] == pytest.approx(own_s + shared_s, rel=1e-9)
         assert model.price(rows, 1, 1, context).seconds(context) == pytest.approx(own_s + shared_s, rel=1e-9)
-    assert model.terms.spread.exchange_knots[0][1] > 0
+    assert model.terms.exchange_knots[0][1] > 0
 
 
 def test_all_ranks_step_together_and_the_slowest_sets_the_pace() -> None:
@@ -179,7 +179,7 @@ def test_tables_know_experts_on_several_gpus(engine: Any) -> None:
     times = []
     for ranks in (2, 4, 8):
         one = experiment(ranks, pair="none:qwen3-235b-a22b-fp8", engine=engine)
-        spread = costs(one).terms.spread
+        spread = costs(one).terms
         seconds = [time_s for _, time_s in spread.spread_knots]
         assert seconds == sorted(seconds)
         exchanged = [time_s for _, time_s in spread.exchange_knots]
@@ -189,7 +189,7 @@ def test_tables_know_experts_on_several_gpus(engine: Any) -> None:
         times.append([model.shared([one]).seconds - interpolate(spread.exchange_knots, one[0].tokens) for one in sent])
     assert all(fewer > more for pair in pairwise(times) for fewer, more in zip(*pair, strict=True))
     low, high = (
-        costs(experiment(8, pair="none:deepseek-v3", engine=engine, all2all_backend=how)).terms.spread.exchange_knots
+        costs(experiment(8, pair="none:deepseek-v3", engine=engine, all2all_backend=how)).terms.exchange_knots
         for how in ("deepep_low_latency", "deepep_high_throughput")
     )
     assert low[0][1] < high[0][1]

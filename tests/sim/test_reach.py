@@ -12,7 +12,6 @@ import pytest
 
 import pdvsim
 from pdvsim.calibration.fit import build
-from pdvsim.cli import main
 from pdvsim.sim.config import Arch, Experiment, Hardware, Scoring, Server, Traffic
 from pdvsim.sim.core import KINDS
 from pdvsim.sim.hardware.profile import builtin, load
@@ -24,7 +23,6 @@ from pdvsim.sim.metrics.summary import summarise
 from pdvsim.sim.policies import ARCHS
 from pdvsim.sim.records import LANES, LAUNCH_DTYPES, Columns
 from pdvsim.sim.run import simulate
-from pdvsim.view.comparison import comparison_table
 
 H200 = Path(str(pdvsim.__file__)).parent / "calibration" / "data" / "h200"
 LARGE = Server(max_num_seqs=256, verify_gather="never", max_prompts_per_forward=64, max_num_batched_tokens=8192)
@@ -140,31 +138,7 @@ def test_a_run_outside_says_which_way_and_how_far() -> None:
     assert "prompt cached before up to 28,672" in run._repr_html_()
 
 
-def test_tables_of_many_runs_name_the_furthest() -> None:
-    from pdvsim.study.stats import over_replications
-
-    options: dict[str, Any] = {"dataset_name": "random", "input_len": 16, "output_len": 40, "num_prompts": 400}
-    options |= {"max_num_seqs": 300, "max_prompts_per_forward": 64}
-    points = pdvsim.sweep(arch=["colocated"], concurrency=[2, 300], num_runs=2, jobs=1, **options)
-    assert points["outside_measured_share"].tolist()[:2] == [0.0, 0.0]
-    notes = [
-        line for line in str(comparison_table(over_replications(points))).splitlines() if "utside the measured" in line
-    ]
-    assert len(notes) == 1
-    assert notes[0].startswith("colocated, outside the measured range: ")
-    assert "rows up to " in notes[0]
-    assert "(measured to 256)" in notes[0]
-
-
 # where the ranges come from ----------------------------------------------------------------------------------------
-
-
-def test_a_report_says_it(tmp_path: Path) -> None:
-    small = ["--arch", "colocated", "--dataset-name", "random", "--input-len", "24000", "--output-len", "4"]
-    files = ["--num-prompts", "3", "--save-detailed", "-o", str(tmp_path / "run.json")]
-    assert main(["run", *small, "--pair", "llama-3.2-1b:llama-3.1-8b", *files]) == 0
-    assert main(["report", str(tmp_path / "run.json"), "-o", str(tmp_path / "report.html")]) == 0
-    assert "outside the measured range" in (tmp_path / "report.html").read_text(encoding="utf-8")
 
 
 def test_the_shipped_ranges_are_those_of_the_shipped_samples() -> None:

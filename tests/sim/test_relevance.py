@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 import pdvsim
+from pdvsim.bench.sweep import Sweep
 from pdvsim.cli import main
 from pdvsim.common.options import options
 from pdvsim.decide.advise import Question
@@ -20,7 +21,6 @@ from pdvsim.sim.limits import flag_of, ranges
 from pdvsim.sim.policies import ARCHS
 from pdvsim.sim.relevance import Doubt, Need, applicable, needs, refuse_idle
 from pdvsim.sim.run import simulate
-from pdvsim.study.sweep import Sweep
 
 SMALL = Traffic("random", num_prompts=4, input_len=32, output_len=8, request_rate=50.0)
 R = ["--dataset-name", "random", "--input-len", "32", "--output-len", "8", "--num-prompts", "2"]

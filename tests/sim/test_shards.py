@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pdvsim.bench.band import ends, spanned
 from pdvsim.cli import main
 from pdvsim.decide.deploy import deployment
 from pdvsim.sim.assembly import ServerParts, covering_profile
@@ -22,11 +23,9 @@ from pdvsim.sim.hardware.forward import ForwardTerms
 from pdvsim.sim.hardware.links import LINKS, LinkName
 from pdvsim.sim.hardware.models import PRESETS, UNMEASURED, shard
 from pdvsim.sim.hardware.profile import builtin, roofline
-from pdvsim.sim.hardware.terms import Collectives
 from pdvsim.sim.hardware.transfer import TOKENS, shipped
 from pdvsim.sim.metrics.summary import summarise
 from pdvsim.sim.run import simulate
-from pdvsim.study.band import ends, spanned
 
 LLAMA = "llama-3.2-1b:llama-3.1-70b"
 FEW = Traffic("random", num_prompts=6, max_concurrency=3, input_len=64, output_len=12)
@@ -124,10 +123,10 @@ def test_a_shard_takes_its_part_and_what_is_sent(
     for fits in (lambda m: shipped().fit(m, GPUS[card]), lambda m: ForwardTerms.roofline(m, GPUS[card])):
         alone, whole = fits(part), fits(spec)
         assert seconds(CostModel(part, alone)) >= seconds(CostModel(spec, whole)) / gpus * (1 - 1e-9)
-        new = alone.graphs.rows(rows) * tokens
+        new = alone.padded_rows(rows) * tokens
         if gpus == 1 or new not in TOKENS:  # between knots it is a straight line
             continue
-        reduced = 2 * spec.layers * all_reduce_s(LINKS[link], gpus, new * spec.hidden * 2)
+        reduced = spec.all_reduces * all_reduce_s(LINKS[link], gpus, new * spec.hidden * 2)
         gathered = all_reduce_s(LINKS[link], gpus, new * part.vocab * gpus)
         sent = seconds(CostModel(part, with_collectives(alone, part, LINKS[link], "h200"))) - seconds(
             CostModel(part, alone)
@@ -181,7 +180,7 @@ def test_the_planner_and_the_gpu_price_the_same_shard() -> None:
     profile = covering_profile(experiment)
     target = ServerParts(experiment, profile).planner.models["target"]
     assert target.spec == experiment.pair.target
-    assert target.terms.collectives == profile.fit(target.spec).collectives != Collectives()
+    assert target.terms.reduce_knots == profile.fit(target.spec).reduce_knots != ()
 
 
 def test_gpus_are_counted() -> None:

@@ -45,7 +45,7 @@ def test_windowed_layers_are_those_of_transformers(family: str, listed: bool) ->
     if not listed:
         sizes.pop("layer_types", None)
     spec = from_config(sizes, family)
-    assert spec.windowed_layers == sum(kind != "full_attention" for kind in kinds) > 0
+    assert spec.window.layers == sum(kind != "full_attention" for kind in kinds) > 0
     assert spec.reach == sizes.get("attention_chunk_size", sizes.get("sliding_window"))
 
 

@@ -11,10 +11,11 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from scipy.special import stdtrit
 
 from pdvsim.sim.config import Experiment, Scoring, Traffic
 from pdvsim.sim.metrics.sketch import Timeline
-from pdvsim.sim.metrics.stability import Census, label_of, stability
+from pdvsim.sim.metrics.stability import RISES_T, SHORT_T, SLICES, Census, label_of, stability
 from pdvsim.sim.metrics.summary import summarise
 from pdvsim.sim.records import Columns
 from pdvsim.sim.run import simulate
@@ -119,3 +120,8 @@ def test_a_served_run_kept_or_not(rate: float, label: str) -> None:
     for detailed in (True, False):
         experiment = Experiment("pd", traffic, scoring=Scoring(detailed=detailed))
         assert summarise(simulate(experiment))["stability"] == label
+
+
+def test_the_quantiles_are_students() -> None:
+    assert pytest.approx(stdtrit(SLICES - 1, 0.975), rel=1e-12) == SHORT_T
+    assert pytest.approx(stdtrit(SLICES // 2 - 1, 0.999), rel=1e-12) == RISES_T

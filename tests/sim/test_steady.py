@@ -11,6 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from pdvsim.bench.length import length_of, long_enough, mean_turns, sized, too_short
+from pdvsim.bench.stats import interval
 from pdvsim.sim.config import Acceptance, Arch, Experiment, Scoring, Traffic
 from pdvsim.sim.metrics.stability import Census, stability
 from pdvsim.sim.metrics.steady import FILL, LEAST, LEAST_LOOP, LOOPS_LONG, TALKS_LONG, loop_length, mser5, rate_length
@@ -18,8 +20,6 @@ from pdvsim.sim.metrics.summary import summarise
 from pdvsim.sim.policies import ARCHS
 from pdvsim.sim.records import Result
 from pdvsim.sim.run import simulate
-from pdvsim.study.length import length_of, long_enough, mean_turns, sized, too_short
-from pdvsim.study.stats import interval
 
 TALKS: dict[str, Any] = {"dataset_name": "random", "input_len": 64, "output_len": 32, "num_turns": 6}
 

@@ -15,13 +15,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import pdvsim
+from pdvsim.bench.sweep import flatten
 from pdvsim.sim.config import Acceptance, Arch, Experiment, Hardware, Scoring, Server, Traffic
 from pdvsim.sim.metrics.sketch import ERROR, Exact, Spread
 from pdvsim.sim.metrics.summary import summarise
 from pdvsim.sim.policies import ARCHS
 from pdvsim.sim.run import simulate
 from pdvsim.sim.workload.requests import Workload, make_requests
-from pdvsim.study.sweep import flatten
 
 numbers = st.lists(st.floats(1e-9, 1e9), min_size=1, max_size=60)
 

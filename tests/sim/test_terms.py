@@ -3,35 +3,20 @@
 from __future__ import annotations
 
 import json
-from dataclasses import fields, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import get_type_hints
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from pdvsim.calibration.fit.build import save
-from pdvsim.sim.hardware.attention import MeasuredAttention, RooflineAttention, WaveAttention, in_waves
-from pdvsim.sim.hardware.composed import engine_profile
+from pdvsim.sim.engines import ENGINES
+from pdvsim.sim.engines.profiles import engine_profile
 from pdvsim.sim.hardware.costs import CostModel
-from pdvsim.sim.hardware.forward import FIGURES, TERMS, ForwardTerms
+from pdvsim.sim.hardware.forward import ForwardTerms, in_waves, interpolate, large_products_s
 from pdvsim.sim.hardware.models import GPUS, MODELS, PRESETS
-from pdvsim.sim.hardware.padding import Padding, padded
 from pdvsim.sim.hardware.profile import builtin, load, roofline
-from pdvsim.sim.hardware.terms import (
-    Collectives,
-    DraftSteps,
-    ExpertReads,
-    FusedInputs,
-    GraphSizes,
-    MeasuredLayers,
-    OutputProjection,
-    PromptOverhead,
-    RooflineLayers,
-    SmallKernels,
-    interpolate,
-)
 from pdvsim.sim.specs import Pair
 
 EARLIER = json.loads((Path(__file__).parent / "data" / "earlier_profile.json").read_text(encoding="utf-8"))
@@ -41,100 +26,85 @@ counts = st.integers(1, 4096)
 chunks = st.tuples(st.integers(0, 9000), st.integers(1, 3000))
 
 
-@given(seconds, seconds, seconds, counts, seconds)
-def test_layers_at_the_roofline(fixed_s: float, read_s: float, token_s: float, tokens: int, experts_s: float) -> None:
+@given(seconds, seconds, seconds, counts, st.integers(0, 100))
+def test_layers_at_the_roofline(fixed_s: float, read_s: float, token_s: float, tokens: int, experts: int) -> None:
     """A fixed time and the larger of memory and arithmetic, or their p-norm."""
-    memory_s, compute_s = read_s + experts_s, tokens * token_s
-    sharp = RooflineLayers(fixed_s, read_s, token_s).seconds(tokens, experts_s)
-    assert sharp == pytest.approx(fixed_s + max(memory_s, compute_s))
-    soft = RooflineLayers(fixed_s, read_s, token_s, 2.0).seconds(tokens, experts_s)
+    terms = ForwardTerms(fixed_s, read_s, token_s, expert_s=1e-4)
+    memory_s, compute_s = read_s + 1e-4 * experts, tokens * token_s
+    assert terms.layers_s(tokens, experts) == pytest.approx(fixed_s + max(memory_s, compute_s))
+    soft = replace(terms, sharpness=2.0).layers_s(tokens, experts)
     assert soft == pytest.approx(fixed_s + (memory_s**2 + compute_s**2) ** 0.5)
 
 
 def test_measured_layers_are_straight_between_their_knots() -> None:
-    layers = MeasuredLayers(((10, 1e-3), (20, 3e-3), (40, 4e-3)))
+    terms = ForwardTerms(layer_knots=((10, 1e-3), (20, 3e-3), (40, 4e-3)), expert_s=1e-4)
     for tokens, expected in ((1, 1e-3), (10, 1e-3), (15, 2e-3), (20, 3e-3), (30, 3.5e-3), (60, 5e-3)):
-        assert layers.seconds(tokens, 0.0) == pytest.approx(expected)
-        assert layers.seconds(tokens, 7e-4) == pytest.approx(expected + 7e-4)
-
-
-def test_experts_fused_inputs_and_the_output_projection() -> None:
-    assert ExpertReads(2e-4).seconds(7.5) == pytest.approx(1.5e-3)
-    assert FusedInputs(((1, 1e-4), (3, 2e-4))).seconds(2) == pytest.approx(1.5e-4)
-    assert FusedInputs().seconds(99) == 0
-    head = OutputProjection(1e-3, 1e-5)
-    assert [head.seconds(n) for n in (1, 100, 200)] == pytest.approx([1e-3, 1e-3, 2e-3])
-
-
-def test_collectives_are_by_tokens_and_by_logits() -> None:
-    sent = Collectives(((1, 1e-5), (11, 2e-5)), ((1, 3e-5), (3, 5e-5)))
-    assert (sent.reduce_s(6), sent.gather_s(2)) == pytest.approx((1.5e-5, 4e-5))
-    assert Collectives().reduce_s(6) == Collectives().gather_s(2) == 0
-
-
-def test_what_prompts_cost_besides() -> None:
-    overhead = PromptOverhead(1e-4, 2e-6)
-    assert overhead.seconds(100, mixed=False) == pytest.approx(2e-4)
-    assert overhead.seconds(100, mixed=True) == pytest.approx(3e-4)
+        assert terms.layers_s(tokens) == pytest.approx(expected)
+        assert terms.layers_s(tokens, 7) == pytest.approx(expected + 7e-4)
 
 
 def test_small_kernels_are_those_of_few_tokens_outside_the_large_products() -> None:
     """Of 10 ms, 4 ms in large products; a forward of more tokens, or of large products alone, has none."""
-    small = SmallKernels(32, 4e-3)
-    assert [small.share(*of) for of in ((32, 10e-3), (33, 10e-3), (1, 4e-3))] == pytest.approx([0.6, 0.0, 0.0])
+    terms = ForwardTerms(small_kernel_tokens=32, large_s=4e-3)
+    shares = [terms.small_share(*of) for of in ((32, 10e-3), (33, 10e-3), (1, 4e-3))]
+    assert shares == pytest.approx([0.6, 0.0, 0.0])
     gate_and_up = LLAMA.layers * 2 * LLAMA.hidden * 2 * LLAMA.intermediate  # the one product above 150 MB
-    assert SmallKernels.of(LLAMA, 32, 1.5e8, 1e12).large_s == pytest.approx(gate_and_up / 1e12)
+    assert large_products_s(LLAMA, 1.5e8, 1e12) == pytest.approx(gate_and_up / 1e12)
 
 
 @given(st.integers(0, 300), st.integers(0, 300))
 def test_padding_is_up_to_a_graph_and_none_above_the_largest(few: int, many: int) -> None:
-    graphs = GraphSizes((1, 8, 64), (128,), (16, 256))
-    for pad, sizes in ((graphs.rows, (1, 8, 64)), (graphs.prompt, (128,)), (graphs.tokens, (16, 256))):
+    terms = ForwardTerms(row_buckets=(1, 8, 64), chunk_buckets=(128,), token_buckets=(16, 256))
+    pads = (terms.padded_rows, terms.row_buckets), (terms.padded_prompt, terms.chunk_buckets)
+    for pad, sizes in (*pads, (terms.padded_tokens, terms.token_buckets)):
         assert pad(many) >= many
         assert pad(many) in (0, many, *sizes)
         assert (pad(many) == many) or many < sizes[-1]
         assert pad(min(few, many)) <= pad(max(few, many))
-    assert graphs.rows(0) == graphs.prompt(0) == 0
+    assert terms.padded_rows(0) == terms.padded_prompt(0) == 0
 
 
-@given(st.integers(1, 64), st.integers(1, 9), st.integers(0, 10**6))
-def test_attention_of_rows_is_linear_in_their_context(rows: int, tokens: int, context: int) -> None:
+@given(st.integers(1, 64), st.integers(1, 9))
+def test_attention_of_rows_is_linear_in_their_context(rows: int, tokens: int) -> None:
     """At the roofline the larger of reading and multiplying, of the offset and of the slope."""
     own, pairs = rows * tokens, rows * tokens * (tokens + 1) / 2
-    fixed_s, slope_s = RooflineAttention(2e-9, 1e-9).line(LLAMA, rows, rows, tokens, own, pairs)
+    fixed_s, slope_s = ForwardTerms(kv_s=2e-9, pair_s=1e-9).rows_line(32, rows, rows, tokens, own, pairs)
     assert slope_s == pytest.approx(max(2e-9, tokens * 1e-9))
     assert fixed_s == pytest.approx(max(2e-9 * own, 1e-9 * pairs))
-    measured = MeasuredAttention(((1, 2e-9), (9, 4e-9)), row_s=1e-7, width_knots=((1, 1e-5), (9, 2e-5)))
-    fixed_s, slope_s = measured.line(LLAMA, rows, rows, tokens, own, pairs)
-    assert slope_s == pytest.approx(interpolate(((1, 2e-9), (9, 4e-9)), tokens))
+    kv = (1, 2e-9), (9, 4e-9)
+    measured = ForwardTerms(kv_knots=kv, row_s=1e-7, width_knots=((1, 1e-5), (9, 2e-5)))
+    fixed_s, slope_s = measured.rows_line(32, rows, rows, tokens, own, pairs)
+    assert slope_s == pytest.approx(interpolate(kv, tokens))
     assert fixed_s == pytest.approx(own * slope_s + rows * 1e-7 + 1e-5 * (1 + (tokens - 1) / 8))
 
 
 def test_few_programs_read_no_faster_than_one_of_them() -> None:
     """32 programs per row, cut into 4 stretches until 128 read; past that many a row is one stretch."""
-    alone = MeasuredAttention(((1, 3e-9), (2, 3e-9)))
-    cut = replace(alone, span_knots=((1, 16e-9), (2, 16e-9)), programs=128, split_s=5e-6, row_factors=((1, 1), (8, 2)))
-    assert cut.line(LLAMA, 1, 1, 1, 1, 1)[1] == pytest.approx((3**2 + 4**2) ** 0.5 * 1e-9)
-    fixed_s, slope_s = cut.line(LLAMA, 8, 8, 1, 8, 8)
+    cut = ForwardTerms(
+        kv_knots=((1, 3e-9), (2, 3e-9)), span_knots=((1, 16e-9), (2, 16e-9)), programs=128, split_s=5e-6,
+        row_factors=((1, 1), (8, 2)),
+    )  # fmt: skip
+    fixed_s, slope_s = cut.rows_line(32, 1, 1, 1, 1, 1)
+    assert (fixed_s, slope_s) == pytest.approx((5e-9 + 5e-6, (3**2 + 4**2) ** 0.5 * 1e-9))
+    fixed_s, slope_s = cut.rows_line(32, 8, 8, 1, 8, 8)
     assert slope_s == pytest.approx(2 * (3**2 + 2**2) ** 0.5 * 1e-9)
     assert fixed_s == pytest.approx(8 * slope_s)  # not cut: nothing to join
-    assert cut.line(LLAMA, 1, 1, 1, 1, 1)[0] == pytest.approx(5e-9 + 5e-6)
 
 
 @given(st.lists(chunks, min_size=1, max_size=4), st.sampled_from([0, 512]))
 def test_attention_over_prompts(prompts: list[tuple[int, int]], window: int) -> None:
-    waves = WaveAttention(132, 1e-8)
-    assert waves.prefill_s(LLAMA, prompts, window) == pytest.approx(1e-8 * in_waves(prompts, 32, 128, 132, window))
-    assert 0 <= waves.empty_share(LLAMA, prompts, 0.5) < 0.5
+    waves = ForwardTerms(prompt_sms=132, prompt_wave_s=1e-8)
+    assert waves.prefill_s(32, 128, prompts, window) == pytest.approx(1e-8 * in_waves(prompts, 32, 128, 132, window))
+    assert 0 <= waves.empty_share(32, 128, prompts, 0.5) < 0.5
     multiplied = sum(min(at + 1, window or at + 1) for start, n in prompts for at in range(start, start + n))
-    assert RooflineAttention(0.0, 1e-9).prefill_s(LLAMA, prompts, window) == pytest.approx(1e-9 * multiplied)
+    assert ForwardTerms(pair_s=1e-9).prefill_s(32, 128, prompts, window) == pytest.approx(1e-9 * multiplied)
 
 
 def test_half_the_bytes_of_the_cache() -> None:
     """Reading takes half as long for one query per row; what wider queries take more stays."""
-    assert RooflineAttention(4e-9, 1e-12).with_cache(0.5) == RooflineAttention(2e-9, 1e-12)
-    narrow = MeasuredAttention(((1, 4e-9), (9, 6e-9)), ((1, 2e-9), (9, 2e-9))).with_cache(0.5)
-    assert [s for _, s in (*narrow.kv_knots, *narrow.span_knots)] == pytest.approx([2e-9, 4e-9, 1e-9, 1e-9])
+    half = ForwardTerms(kv_s=4e-9, kv_knots=((1, 4e-9), (9, 6e-9)), span_knots=((1, 2e-9), (9, 2e-9))).with_cache(0.5)
+    knots = [s for _, s in (*half.kv_knots, *half.span_knots)]
+    assert [half.kv_s, *knots] == pytest.approx([2e-9, 2e-9, 4e-9, 1e-9, 1e-9])
 
 
 @given(st.floats(0.1, 10), st.integers(1, 200), st.integers(1, 6), st.integers(1, 4))
@@ -144,16 +114,16 @@ def test_times_scale_and_nothing_else_does(factor: float, rows: int, tokens: int
     once, scaled = (CostModel(spec, one).price(rows, tokens, steps) for one in (terms, terms.scaled(factor)))
     assert scaled.seconds(500.0 * rows) == pytest.approx(factor * once.seconds(500.0 * rows))
     assert scaled[2:] == once[2:]
-    assert terms.scaled(factor).graphs == terms.graphs
+    assert terms.scaled(factor).row_buckets == terms.row_buckets
 
 
 def test_a_forward_is_the_sum_of_its_terms() -> None:
     """Three rows of two tokens and a prompt of 100. Each term is a different power of two: none is counted twice."""
     terms = ForwardTerms(
-        layers=MeasuredLayers(((1, 1.0), (2, 1.0))), head=OutputProjection(2.0),
-        rows=MeasuredAttention(((1, 0.0), (2, 0.0)), width_knots=((1, 4.0), (2, 4.0))),
-        prompts=WaveAttention(10**6, 8.0 / 100), overhead=PromptOverhead(16.0, 32.0 / 100),
-        collectives=Collectives(((1, 64.0), (2, 64.0)), ((1, 128.0), (2, 128.0))), steps=DraftSteps(3.0),
+        layer_knots=((1, 1.0), (2, 1.0)), head_weights_s=2.0, kv_knots=((1, 0.0), (2, 0.0)),
+        width_knots=((1, 4.0), (2, 4.0)), prompt_sms=10**6, prompt_wave_s=8.0 / 100, mixed_s=16.0,
+        prompt_token_s=32.0 / 100, reduce_knots=((1, 64.0), (2, 64.0)), gather_knots=((1, 128.0), (2, 128.0)),
+        draft_ratio=3.0,
     )  # fmt: skip
     model = CostModel(LLAMA, terms)
     assert model.price(3, 2, prompts=[(0, 100)], first_tokens=1).seconds_0 == pytest.approx(255)
@@ -163,12 +133,6 @@ def test_a_forward_is_the_sum_of_its_terms() -> None:
 
 
 # files ---------------------------------------------------------------------------------------------------------------
-
-
-def test_every_figure_has_one_meaning() -> None:
-    """Terms that share the name of a figure share its type, since a file holds it once."""
-    for kind in TERMS:
-        assert get_type_hints(kind) == {part.name: FIGURES[part.name] for part in fields(kind)}
 
 
 def test_a_profile_of_an_earlier_version_is_read_and_prices_the_same(tmp_path: Path) -> None:
@@ -185,7 +149,7 @@ def test_a_profile_of_an_earlier_version_is_read_and_prices_the_same(tmp_path: P
 
 def test_a_profile_that_is_saved_is_the_one_that_is_read(tmp_path: Path) -> None:
     mixture = PRESETS["qwen3-30b-a3b"]
-    engine = engine_profile("vllm", "h200").covering(Pair(mixture, mixture)).padded("vllm")
+    engine = engine_profile("vllm", "h200").covering(Pair(mixture, mixture))
     for profile in (builtin("h200"), roofline(GPUS["h200"]), replace(builtin("h200"), models=engine.models)):
         save(profile, tmp_path / "p.json")
         assert load(tmp_path / "p.json") == profile
@@ -206,11 +170,12 @@ def test_a_figure_is_checked_whether_or_not_it_is_used(name: str, tmp_path: Path
 
 
 # a forward that takes a second per token computed, so that its time counts them
-COUNTS = ForwardTerms(RooflineLayers(token_s=1.0), graphs=GraphSizes((16, 48, 128), (64, 256)))
+COUNTS = ForwardTerms(token_s=1.0, row_buckets=(16, 48, 128), chunk_buckets=(64, 256))
 
 
-def counted(padding: Padding) -> CostModel:
-    return CostModel(MODELS["llama-2-7b"], padded(COUNTS, padding))
+def counted(padding: str) -> CostModel:
+    graphs = {engine.padding: engine.graphs._asdict() for engine in ENGINES.values()} | {"profile": {}}
+    return CostModel(MODELS["llama-2-7b"], replace(COUNTS, **graphs[padding]))
 
 
 @pytest.mark.parametrize(("padding", "rows", "tokens", "computed"), [
@@ -225,7 +190,7 @@ def counted(padding: Padding) -> CostModel:
     # TensorRT-LLM: [1, 2, 4] + range(8, 129, 8), then steps of 64, of requests
     ("tensorrt-llm", 3, 5, 20), ("tensorrt-llm", 17, 2, 48), ("tensorrt-llm", 129, 1, 192),
 ])  # fmt: skip
-def test_the_tokens_that_are_computed(padding: Padding, rows: int, tokens: int, computed: int) -> None:
+def test_the_tokens_that_are_computed(padding: str, rows: int, tokens: int, computed: int) -> None:
     assert counted(padding).price(rows, tokens).seconds_0 == computed
     if tokens == 1:  # every later step of a draft is such a forward
         assert counted(padding).price(rows, 1, 4).seconds_0 == 4 * computed
@@ -236,9 +201,3 @@ def test_prompts_are_padded_with_the_rows_or_apart() -> None:
     assert counted("profile").price(5, 2, prompts=prompts, first_tokens=1).seconds_0 == 16 * 2 + 256
     assert counted("vllm").price(5, 2, prompts=prompts, first_tokens=1).seconds_0 == 112
     assert counted("tensorrt-llm").price(5, 2, prompts=prompts, first_tokens=1).seconds_0 == 8 * 2 + 100
-
-
-def test_a_profile_is_padded_in_all_its_models() -> None:
-    mine = builtin("h200").padded("vllm")
-    assert all(fit.graphs.token_buckets and not fit.graphs.row_buckets for fit in mine.models.values())
-    assert builtin("h200").padded("profile") is builtin("h200")

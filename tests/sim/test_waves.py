@@ -8,9 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pdvsim.sim.hardware.attention import UNSHARED, RooflineAttention, WaveAttention, in_waves
 from pdvsim.sim.hardware.costs import CostModel, Load
-from pdvsim.sim.hardware.forward import ForwardTerms
+from pdvsim.sim.hardware.forward import UNSHARED, ForwardTerms, in_waves
 from pdvsim.sim.hardware.models import GPUS, MODELS
 
 SMS = 132
@@ -44,16 +43,15 @@ def test_the_room_that_attention_leaves() -> None:
     """
     spec = MODELS["llama-2-7b"]  # 32 heads of 128
 
-    def empty(attention: RooflineAttention | WaveAttention, prompts: list[tuple[int, int]]) -> float:
+    def empty(wave_s: float, prompts: list[tuple[int, int]], sms: int = SMS) -> float:
         load = Load(solo_s=1.0)
-        terms = replace(ForwardTerms.roofline(spec, GPUS["h200"]), prompts=attention)
+        terms = ForwardTerms(pair_s=1e-12, prompt_sms=sms, prompt_wave_s=wave_s)
         CostModel(spec, terms).demand(load, (1.0, 1.0), 1.0, 1.0, 0, 1, 1, prompts)
         return load.empty
 
-    waves = WaveAttention(SMS, 0.5 / 4256)
-    assert empty(waves, [(4000, 256)]) == pytest.approx(0.5 * 68 / 132)
-    assert empty(WaveAttention(SMS, 0.5 / (4024 + 3512)), [(3000, 1024)]) == pytest.approx(0.5 * 8 / 264)
-    assert empty(waves, []) == empty(RooflineAttention(1e-9, 1e-12), [(4000, 256)]) == 0.0
+    assert empty(0.5 / 4256, [(4000, 256)]) == pytest.approx(0.5 * 68 / 132)
+    assert empty(0.5 / (4024 + 3512), [(3000, 1024)]) == pytest.approx(0.5 * 8 / 264)
+    assert empty(0.5 / 4256, []) == empty(0.0, [(4000, 256)], sms=0) == 0.0
 
 
 def test_one_multiprocessor_takes_block_after_block() -> None:
@@ -89,7 +87,7 @@ def test_waves_are_no_faster_than_without_gaps_and_waste_less_than_one(
 def test_a_forward_goes_through_its_waves() -> None:
     """A prompt that begins later takes the waves' figure for each context token more, and nothing else."""
     spec = MODELS["llama-3.1-8b"]
-    fit = replace(ForwardTerms.roofline(spec, GPUS["h200"]), prompts=WaveAttention(SMS, 6e-7))
+    fit = replace(ForwardTerms.roofline(spec, GPUS["h200"]), prompt_sms=SMS, prompt_wave_s=6e-7)
     latency = CostModel(spec, fit)
 
     def seconds(start: int) -> float:

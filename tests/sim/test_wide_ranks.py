@@ -11,11 +11,11 @@ import pytest
 
 from pdvsim.sim.assembly import ServerParts, covering_profile
 from pdvsim.sim.config import Experiment, Hardware, Server, Traffic
-from pdvsim.sim.hardware.composed import engine_profile
+from pdvsim.sim.engines.profiles import engine_profile
+from pdvsim.sim.hardware.costs import CostModel
 from pdvsim.sim.hardware.kernels import KernelTables
 from pdvsim.sim.hardware.links import LINKS, between_nodes, gather_s, nodes_of
 from pdvsim.sim.hardware.models import model, shard
-from pdvsim.sim.hardware.spread import SpreadCosts
 from pdvsim.sim.layers import All2All
 from pdvsim.sim.metrics.timeline import trace
 from pdvsim.sim.run import simulate
@@ -34,9 +34,9 @@ def experiment(ranks: int, **more: Any) -> Experiment:
     return Experiment(arch, traffic, server=server, hardware=Hardware(**{**chosen, "band": False, **more}))
 
 
-def costs(one: Experiment) -> SpreadCosts:
+def costs(one: Experiment) -> CostModel:
     model_costs = covering_profile(one).cost_model(one.pair.target)
-    assert isinstance(model_costs, SpreadCosts)
+    assert model_costs.experts is not None
     return model_costs
 
 
@@ -68,10 +68,10 @@ def test_the_same_tokens_take_no_longer_on_more_gpus(engine: Any, card: str) -> 
     times = []
     for ranks in SIZES:
         model = costs(experiment(ranks, engine=engine, gpu=card))
-        knots = model.terms.spread.exchange_knots
-        unexchanged = replace(model.terms.spread, exchange_knots=tuple((at, 0.0) for at, _ in knots))
+        knots = model.terms.exchange_knots
+        unexchanged = replace(model.terms, exchange_knots=tuple((at, 0.0) for at, _ in knots))
         each = [
-            unexchanged.seconds(tokens, 1) + model.terms.experts.seconds(model.experts.read(tokens))
+            unexchanged.spread_s(tokens, 1) + model.terms.expert_s * model.experts.read(tokens)
             for tokens in (256, 1024, 4096)
         ]
         assert each == sorted(each)
@@ -151,8 +151,7 @@ def test_balanced_experts_are_never_slower(engine: Any, card: str) -> None:
     usual, even = (costs(experiment(32, engine=engine, gpu=card, enable_eplb=on)) for on in (False, True))
     for tokens in (32, 256, 2048, 16_384):
         before, after = (
-            one.terms.spread.seconds(tokens, 1) + one.terms.experts.seconds(one.experts.read(tokens))
-            for one in (usual, even)
+            one.terms.spread_s(tokens, 1) + one.terms.expert_s * one.experts.read(tokens) for one in (usual, even)
         )
         assert after <= before * (1 + 1e-9)
         if tokens >= 16_384 and engine in ("trtllm", "pdvsim"):

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import json
-import random
 import re
 import shutil
 import subprocess
 import sys
-from collections import Counter
 from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
@@ -17,12 +15,12 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from pdvsim.bench.resultfiles import read_frame
 from pdvsim.calibration.fit.corun import SHAPE
 from pdvsim.calibration.validate.served import read_runs
 from pdvsim.sim.hardware.models import model
 from pdvsim.sim.hardware.models import pair as named_pair
 from pdvsim.sim.hardware.profile import builtin
-from pdvsim.study.resultfiles import read_frame
 from studies import (
     corun_gains,
     drafting_apart,
@@ -32,7 +30,6 @@ from studies import (
     published_steps,
     truth,
     utilisation,
-    validation_plan,
 )
 
 ROOT = Path(__file__).parents[2]
@@ -73,7 +70,7 @@ def test_studies_that_use_others_run_from_any_folder(tmp_path: Path) -> None:
 
 def test_figures_of_engines() -> None:
     """At most two figures of a source are fitted, and given back; draft lengths and sharded targets are predicted."""
-    sources = engines.reproduce_engines().sources
+    sources = engines.reproduce_engines()
     for source in sources:
         fitted = [cell for cell in source.cells if cell.fitted]
         assert len(fitted) <= 2
@@ -94,7 +91,7 @@ def test_figures_of_mixtures_of_experts() -> None:
     report = experts.reproduce_experts()
     ours = {
         source.title.split(",")[0]: {cell.what: cell for cell in source.cells if cell.what.endswith("speed-up")}
-        for source in report.sources
+        for source in report
     }
     losing = [*ours["SpecForge issue 339"].values(), *list(ours["AngelSlim issue 163"].values())[:3]]
     assert all(cell.published < 1 and cell.ours < 1 for cell in losing)
@@ -104,7 +101,7 @@ def test_figures_of_mixtures_of_experts() -> None:
     assert all(cell.published > 1 and cell.ours > 1 for cell in gaining)
     text = experts.engines_text(report)
     assert "\n20 of 65 figures " in text
-    assert experts.speed_ups(report) in (ROOT / "docs" / "experts.md").read_text(encoding="utf-8")
+    assert experts.speed_ups(report) in (ROOT / "docs" / "large-models.md").read_text(encoding="utf-8")
 
 
 def test_systems_that_draft_apart() -> None:
@@ -112,7 +109,7 @@ def test_systems_that_draft_apart() -> None:
     models = named_pair(f"{drafting_apart.shipped('qwen3-0.6b')}:{drafting_apart.shipped('qwen3-32b')}")
     assert models.target.params == pytest.approx(32.8e9, rel=0.005)
     [first] = drafting_apart.nano_pearl(lengths=(14,), batches=(1,)).cells
-    assert first.published == pytest.approx(first.most, rel=drafting_apart.NEAR)
+    assert float(first.published.removesuffix("x")) == pytest.approx(first.most, rel=0.1)
     turns = drafting_apart.minedraft(rates=(0.7,), lengths=(3,))
     half, whole = turns.cells
     assert half.most > 1 > whole.most
@@ -136,8 +133,6 @@ def test_the_original_question(
     [pair] = original.PAIRS.values()
     changes = original.changes(rows, "output_throughput")
     assert (changes[pair, "concurrency", original.AGAINST] == 0).all()
-    best = original.best(rows, pair, "concurrency")
-    assert all(changes[pair, "concurrency", arch][level] >= 0 for level, arch in best.items())
 
 
 def test_the_regret_of_the_advice() -> None:
@@ -212,117 +207,10 @@ def test_the_floor_of_a_forward_by_hand(name: str, tokens: int, rows: int, floor
     assert 1000 * floor == pytest.approx(floor_ms, rel=0.02)
 
 
-def test_transformers_on_models_of_the_same_shape(monkeypatch: pytest.MonkeyPatch) -> None:
-    torch = pytest.importorskip("torch")
-    pytest.importorskip("transformers")
-    from pdvsim.realrun.engine.arch import from_config
-    from pdvsim.realrun.site import TINY
+def test_no_architecture_exceeds_its_ceiling() -> None:
     from studies import peers
 
-    for arch in TINY.values():
-        reference = peers.reference(arch, torch.device("cpu"), torch.float32)
-        spec = from_config(reference.config.to_dict(), arch.spec.name).spec
-        assert replace(spec, max_position_embeddings=arch.spec.max_position_embeddings) == arch.spec
-    tiny = {str(role): arch for role, arch in TINY.items()}
-    with monkeypatch.context() as patch:
-        patch.setattr(peers, "TOKENS", 6)
-        rows = peers.transformers_rows(tiny, torch.device("cpu"), 2, 1, lambda text: None)
-        assert [row["tokens"] for row in rows] == [12, 6, 24]
     document = json.loads((H200 / "peers.json").read_text(encoding="utf-8"))
     pd_row = next(row for row in document["rows"] if row["name"] == "pd")
     measured, predicted, ceiling = map(float, peers.table({**document, "rows": [pd_row]}).split("\n")[1].split()[1:4])
     assert max(measured, predicted) < ceiling
-
-
-def test_the_validation_plan_is_balanced_and_a_third_is_held_out() -> None:
-    plan = validation_plan
-    every = read_runs(H200 / "plan.jsonl", planned=True)
-    drafters = [run for run in every if run.experiment.traffic.seed >= plan.DRAFTER_SEED]
-    assert len(drafters) == 4 * len(plan.DRAFTERS)
-    runs = [run for run in every if not run.repeat and run not in drafters]
-    assert len(runs) == plan.BLOCKS * len(plan.ARCHS) * plan.RUNS
-    assert len(every) - len(drafters) - len(runs) == plan.REPEATS
-    assert all(run.held_out == (run.experiment.traffic.seed % plan.HELD_OUT == 0) for run in every)
-    assert sum(run.held_out for run in runs) == pytest.approx(len(runs) / 3, abs=1)
-    assert set(Counter(run.experiment.arch for run in runs).values()) == {len(runs) // len(plan.ARCHS)}
-    assert {run.experiment.traffic.max_concurrency for run in runs} >= {None, *plan.CONCURRENCIES}
-
-
-def test_a_group_of_the_validation_plan_is_drawn_again_by_its_seed() -> None:
-    """Rates and lengths may move with the profile."""
-    plan, rng = validation_plan, random.Random(validation_plan.SEED)
-    first = read_runs(H200 / "plan.jsonl", planned=True)[0].experiment
-    again = plan._group(first.arch, first.server.pair, plan.FIRST_SEED, plan.Decks.shuffled(rng), H200, early=True)
-    assert {run.experiment.server.pair for run in again} == {first.server.pair}
-    assert [run.experiment.traffic.seed for run in again] == list(range(plan.FIRST_SEED, plan.FIRST_SEED + plan.RUNS))
-    deck = plan.Deck("abc", random.Random(1))
-    assert Counter(deck.deal() for _ in range(9)) == {"a": 3, "b": 3, "c": 3}
-
-
-def test_results_of_another_engine_are_checked() -> None:
-    """Three requests, two at a time: what is written has vLLM's sums, and each fault is seen."""
-    from studies.foreign_engine import bench_result, faults
-
-    asked = [([1] * 10, 2), ([2] * 20, 3), ([3] * 30, 2)]
-    times = [(0.0, [1.0, 1.5]), (0.0, [1.0, 1.5, 2.0]), (1.5, [2.5, 3.0])]
-    served = [
-        {"number": n, "sent_s": sent_s, "times_s": tokens_s, "tokens": len(tokens_s), "error": ""}
-        for n, (sent_s, tokens_s) in enumerate(times)
-    ]
-    document = bench_result(served, asked, 2)
-    assert faults(document, asked, 2) == []
-    assert (document["duration"], document["total_output_tokens"], document["mean_tpot_ms"]) == (3.0, 7, 500.0)
-    assert document["output_throughput"] == pytest.approx(7 / 3)
-    assert faults(document, asked, 1) == ["2 requests were under way, not 1"]
-    assert faults(document, [*asked[:2], ([3] * 30, 9)], 2) == ["output lengths differ from those asked for"]
-    assert faults(bench_result(served[:2], asked, 2), asked, 2) == ["1 requests did not finish"]
-
-
-def test_published_speed_ups_have_settings_and_sources() -> None:
-    """Every row can be simulated; its ratio is that of its figures; an acceptance length is met at any draft length."""
-    from studies.published_speculation import compare, experiment, rates_of, rows
-
-    every = rows(held_out=True)
-    assert len(every) >= 30
-    assert len(rows()) < len(every)
-    for row in every:
-        assert row["source"]
-        assert experiment(row, int(row["k"]), None).longest_draft == int(row["k"])
-        rates = rates_of(float(row["acceptance_length"]), int(row["k"]))
-        assert 1 + sum(rates) == pytest.approx(float(row["acceptance_length"]), abs=0.01)
-        if row["plain"]:
-            plain, drafted = float(row["plain"]), float(row["drafted"])
-            ratio = plain / drafted if row["unit"] == "TPOT ms" else drafted / plain
-            assert float(row["speedup"]) == pytest.approx(ratio, abs=1e-3)
-    alone = compare(every[3])
-    assert 1.0 < alone.predicted < float(every[3]["acceptance_length"])
-
-
-def test_a_tree_without_branches_is_a_chain() -> None:
-    """And a wider one, at the same acceptance length, gains less."""
-    from studies.published_speculation import compare, rows
-
-    chain = next(row for row in rows() if row["target"] == "qwen3-30b-a3b" and not row["topk"])
-    width = int(chain["k"]) + 1
-    plain, narrow, wide = (
-        compare(row).predicted
-        for row in (
-            chain,
-            chain | {"topk": "1", "verified_tokens": str(width)},
-            chain | {"topk": "4", "verified_tokens": "60"},
-        )
-    )
-    assert narrow == pytest.approx(plain)
-    assert wide < 0.95 * plain
-
-
-def test_two_thirds_of_published_speed_ups_are_within_ten_percent() -> None:
-    """The aim, for one request: vLLM's gains and the losses of Qwen3-30B-A3B on SGLang. No row is held out here."""
-    from studies.published_speculation import compare, rows
-
-    every = [compare(row) for row in rows() if row["concurrency"] == "1" and row["card"] == "h100-sxm"]
-    for engine in ("vllm", "sglang"):
-        mine = [one for one in every if one.row["engine"] == engine]
-        assert sum(one.is_near for one in mine) >= len(mine) * 2 / 3
-        assert all(one.has_direction for one in mine)
-    assert sum(one.published < 1 for one in every) >= 9

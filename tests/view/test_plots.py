@@ -14,19 +14,16 @@ from hypothesis import strategies as st
 from matplotlib.colors import to_hex
 from resultdirs import sweep_folder
 
+from pdvsim.bench.resultfiles import Config
+from pdvsim.bench.results import Results
+from pdvsim.bench.sources import Source
+from pdvsim.bench.stats import over_replications, paired_differences
 from pdvsim.cli import main
 from pdvsim.sim.config import Experiment, Traffic
 from pdvsim.sim.policies import ARCHS
-from pdvsim.study.resultfiles import Config
-from pdvsim.study.results import Results
-from pdvsim.study.sources import Source
-from pdvsim.study.stats import over_replications, paired_differences
-from pdvsim.view.figure import WHITEGRID
 from pdvsim.view.forest import forest_figure
-from pdvsim.view.plots import standing
-from pdvsim.view.plots.custom import Layout, custom_figure
-from pdvsim.view.plots.heatmap import cells, improvement_figure
-from pdvsim.view.plots.pictures import acceptance_figure, latency_figure, sweep_figure, throughput_figure
+from pdvsim.view.heatmap import cells, improvement_figure
+from pdvsim.view.plots import THROUGHPUT, Layout, custom_figure, latency_rows, metrics_figure, standing, sweep_figure
 from pdvsim.view.setting import points_line
 from pdvsim.view.style import ARCH_COLOURS, ARCH_MARKERS, KIND_COLOURS, LANE_COLOURS, STEP_COLOURS, tail
 
@@ -112,7 +109,7 @@ def test_one_replication_claims_nothing() -> None:
     assert not any(cell.significant for cell in cells(results, "output_throughput", "pd"))
     figure = improvement_figure(results, "output_throughput", "pd")
     assert "no significance" in figure.get_supxlabel().replace("\n", " ")
-    curves = throughput_figure(results.points)
+    curves = metrics_figure(results.points, THROUGHPUT)
     assert not any(axes.collections for axes in curves.axes)  # no band
     assert "no significance" in curves.get_supxlabel().replace("\n", " ")
 
@@ -130,7 +127,7 @@ def test_the_error_bars_of_predicted_times_are_within_the_frame() -> None:
 @pytest.mark.parametrize(("stability", "marked"), [("stable", False), ("overloaded", True), ("inconclusive", False)])
 def test_points_whose_queue_grew_are_hollow_with_a_note(stability: str, marked: bool) -> None:
     results = made_up(stability=stability)
-    figure = latency_figure(results.points)
+    figure = metrics_figure(results.points, latency_rows(results.points))
     markers = [line for axes in figure.axes for line in axes.lines if line.get_marker() not in ("None", "")]
     visible = [line for line in markers if len(line.get_xdata())]
     assert visible
@@ -141,7 +138,7 @@ def test_points_whose_queue_grew_are_hollow_with_a_note(stability: str, marked: 
 
 def test_curves_are_means_over_replications() -> None:
     results = made_up()
-    figure = throughput_figure(results.points)
+    figure = metrics_figure(results.points, THROUGHPUT)
     line = figure.axes[0].lines[0]
     of_pd = results.points[results.points["arch"] == "pd"].groupby("load")["output_throughput"].mean()
     assert list(line.get_xdata()) == of_pd.index.tolist()
@@ -152,7 +149,10 @@ def test_settings_in_one_picture_have_panels_of_their_own() -> None:
     """As in the picture of a sweep: never one line through the points of two models."""
     results = made_up(("a:b", "c:d"))
     figure = sweep_figure(results.points)
-    assert [axes.get_title(loc="left") for axes in figure.axes[:2]] == ["pair a:b", "pair c:d"]
+    assert [axes.get_title(loc="left") for axes in figure.axes[:2]] == [
+        "pair a:b\nOutput throughput",
+        "pair c:d\nOutput throughput",
+    ]
     for axes in figure.axes:
         lines = [line for line in axes.lines if line.get_linestyle() == "-"]
         assert len(lines) == 3
@@ -179,9 +179,10 @@ def test_settings_of_one_architecture_keep_its_colour() -> None:
 def test_acceptance_is_that_of_architectures_with_drafts() -> None:
     points = made_up().points.assign(spec_decode_acceptance_rate=40.0, spec_decode_acceptance_length=2.0)
     points.loc[points["arch"] == "pd", "spec_decode_acceptance_rate"] = np.nan
-    figure = acceptance_figure(points)
+    [figure] = [f for name, f in standing(Results(points, (SOURCE,), ()), None, "none") if name == "acceptance"]
     assert [text.get_text() for text in figure.legends[0].get_texts()] == ["pdv", "colocated"]
-    assert acceptance_figure(points.assign(spec_decode_acceptance_rate=np.nan)) is None
+    undrafted = Results(points.assign(spec_decode_acceptance_rate=np.nan), (SOURCE,), ())
+    assert "acceptance" not in dict(standing(undrafted, None, "none"))
 
 
 def test_the_caption_names_the_setting() -> None:
@@ -281,15 +282,6 @@ def test_the_command_saves_what_it_names(tmp_path: Path, capsys: pytest.CaptureF
     assert not (tmp_path / "none").exists()
 
 
-def test_the_dress_is_seaborns() -> None:
-    import matplotlib as mpl
-    import seaborn as sns
-
-    theirs = {**sns.axes_style("whitegrid"), **sns.plotting_context("notebook")}
-    del theirs["image.cmap"]  # of heatmaps, which name their own
-    assert {name: value for name, value in theirs.items() if mpl.rcParamsDefault[name] != value} == WHITEGRID
-
-
 @pytest.mark.parametrize("counts", [True, False])
 def test_a_forest_draws_paired_differences(counts: bool) -> None:
     """Their intervals are of the differences, a mark is filled where one counts, and what was accepted is named."""
@@ -299,12 +291,13 @@ def test_a_forest_draws_paired_differences(counts: bool) -> None:
     paired = [d | {"place": "here"} for d in paired_differences(points, "output_throughput", "pd")]
     with_errors = [d | {"significant": counts, "error": 0.035} for d in paired]
     axes = forest_figure(entries, with_errors, "").axes[0]
-    first = [d["relative"] for d in paired if d["load"] == 1.0]
-    lines = [line.get_xdata() for line in axes.lines if line.get_linewidth() == 2.2][1:]  # drawn over the reference
-    assert [list(x) for x in lines] == [pytest.approx([d.mean - d.half_width, d.mean + d.half_width]) for d in first]
-    marks = [line for line in axes.lines if line.get_marker() not in ("None", "")][1:]
-    assert all((mark.get_markerfacecolor() == mark.get_color()) is counts for mark in marks)
-    colours = {mark.get_marker(): mark.get_color() for mark in marks}
-    assert colours == {ARCH_MARKERS[arch]: ARCH_COLOURS[arch] for arch in ("pdv", "colocated")}
-    assert "accepted 40% of drafted" in axes.get_yticklabels()[0].get_text()
-    assert any(text.get_text().endswith(" k=2") for text in axes.texts)
+    first = {d["arch"]: d["relative"] for d in paired if d["load"] == 1.0}
+    rows = [label.get_text() for label in axes.get_yticklabels()]
+    bars = [bar for bar in axes.patches if to_hex(bar.get_facecolor()) in ARCH_COLOURS.values()]
+    assert [bar.get_width() for bar in bars] == pytest.approx([100 * first[arch].mean for arch in ("pdv", "colocated")])
+    halves = [segments[0][1][0] - segments[0][0][0] for c in axes.collections if (segments := c.get_segments())]
+    assert halves == pytest.approx([200 * d.half_width for d in first.values()])
+    assert all((bar.get_hatch() is None) is counts for bar in bars)
+    assert rows[0] == "here: accepted 40% of drafted"
+    assert [row.split()[0] for row in rows[1:]] == ["pd", "pdv", "colocated"]
+    assert all(row.endswith(" k=2") for row in rows[1:])

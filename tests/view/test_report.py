@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import re
 from dataclasses import replace
-from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,18 +13,18 @@ import pandas as pd
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from resultdirs import BASE, WARMUP, sweep_folder
+from resultdirs import sweep_folder
 
+from pdvsim.bench.results import load, records
+from pdvsim.bench.stats import Interval, interval, paired_differences
 from pdvsim.cli import main
 from pdvsim.sim.core import KINDS
 from pdvsim.sim.hardware.profile import builtin
 from pdvsim.sim.records import LANES
-from pdvsim.study.results import load, records
-from pdvsim.study.stats import interval, paired_differences
 from pdvsim.view import report
 from pdvsim.view.figure import new_figure
-from pdvsim.view.report import embedded, page
-from pdvsim.view.report.document import build
+from pdvsim.view.report import page
+from pdvsim.view.report.document import build, counts, difference
 from pdvsim.view.report.series import Steps, busy, bytes_per_s, in_flight, over_time, queue, waiting
 from pdvsim.view.report.sheet import Highlight, Sheet, printed
 from pdvsim.view.table import TextTable
@@ -35,8 +35,7 @@ if TYPE_CHECKING:
 ARCHS = ("pd", "pdv", "colocated")
 HOSTILE = 'measured </script><img src=x onerror="document.title=1">&amp;'
 PATIENCE_MS = 600_000  # with a browser on a busy machine
-CHARTS = ("throughput-chart", "latency-chart", "histogram-chart", "breakdown-chart", "timeline-chart")
-COUNTED = BASE.traffic.num_prompts - WARMUP
+PARTS = ("rates", "latencies", "histogram", "breakdown", "timeline")
 
 
 @pytest.fixture(scope="module")
@@ -113,217 +112,207 @@ def test_bandwidth_over_time_is_that_of_the_run_on_unlike_cards(tmp_path: Path) 
         assert series["bandwidth"][lane].mean() * span_s == pytest.approx(moved)
 
 
-def test_histograms_hold_every_counted_request(document: dict[str, Any]) -> None:
-    histograms = [h for h in document["histograms"] if h["metric"] in ("ttft", "tpot", "e2el")]
-    assert len(histograms) == 3 * 2
-    for histogram in histograms:
-        assert set(histogram["counts"]) == set(ARCHS)
-        assert {sum(counts) for counts in histogram["counts"].values()} == {2 * COUNTED}  # two replications
-        assert np.all(np.diff(histogram["edges"]) > 0)
+def content(document: dict[str, Any], part: str) -> dict[str, Any]:
+    """What a part shows, by choice."""
+    [one] = [part_ for part_ in document["parts"] if part_["id"] == part]
+    return dict(one["content"])
 
 
-def test_entries_are_intervals_over_replications_and_pairs(folder: Path, document: dict[str, Any]) -> None:
+def test_histograms_hold_every_counted_request(document: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    shown = content(document, "histogram")
+    assert len(shown) == 4 * 2
+    for what in shown.values():
+        [chart] = what["charts"]
+        assert {trace.name for trace in chart.traces} == set(ARCHS)
+        for trace in chart.traces:
+            assert sum(trace.y) == pytest.approx(100)
+            assert np.all(np.diff(trace.x) > 0)
+    some = np.array([0.5, 1.0, 3.0, 9.0])
+    assert counts(some, np.array([1.0, 2.0, 4.0])).tolist() == [2, 2]  # what is beyond counts at the edge
+
+
+def test_values_are_intervals_over_replications_and_pairs(folder: Path, document: dict[str, Any]) -> None:
     points = pd.read_parquet(folder / "summary.parquet")
-    assert len(document["entries"]) == len(ARCHS) * 2
-    for entry in document["entries"]:
-        mine = points[(points["arch"] == entry["arch"]) & (points["load"] == float(entry["load"][1]))]
-        for metric in ("output_throughput", "p99_ttft_ms", "mean_e2el_ms"):
-            within = mine[f"{metric}_se"].tolist() if metric.startswith("p") else ()
-            expected = interval(mine[metric].tolist(), within=within)
-            close = [pytest.approx(v, rel=1e-4) for v in (expected.mean, expected.half_width)]
-            assert entry["values"][metric] == [*close, 2]
-        assert sum(entry["steps"].values()) == pytest.approx(entry["values"]["mean_e2el_ms"][0], rel=1e-3)
-        assert entry["grew"] is (entry["arch"] == "pdv" and entry["load"][1] == "400")
+    for part, key, metric in (
+        ("rates", "0|output_throughput", "output_throughput"),
+        ("latencies", "0|ttft|p99", "p99_ttft_ms"),
+    ):
+        [chart] = content(document, part)[key]["charts"]
+        for trace in chart.traces:
+            for at, rate in enumerate((20.0, 400.0)):
+                mine = points[(points["arch"] == trace.name) & (points["load"] == rate)]
+                within = mine[f"{metric}_se"].tolist() if metric.startswith("p") else ()
+                expected = interval(mine[metric].tolist(), within=within)
+                assert [trace.y[at], trace.half[at]] == pytest.approx([expected.mean, expected.half_width])
+                assert trace.hollow[at] is (trace.name == "pdv" and rate == 400.0)
+    for key, what in content(document, "breakdown").items():
+        ends = {bar.row: bar.end for bar in what["charts"][0].bars}
+        for row, arch in enumerate(ARCHS):
+            mine = points[(points["arch"] == arch) & (points["load"] == float(key.split()[-1]))]
+            assert ends[row] == pytest.approx(mine["mean_e2el_ms"].mean())
     for against in ARCHS:
         for d in paired_differences(points, "p99_tpot_ms", against):
-            [entry] = [e for e in document["entries"] if (e["arch"], float(e["load"][1])) == (d["arch"], d["load"])]
-            shown = entry["against"][against]["p99_tpot_ms"]
-            assert shown == [pytest.approx(v, rel=1e-4) for v in (d["relative"].mean, d["relative"].half_width)] + [2]
+            table = content(document, "comparison")[f"0|request_rate {d['load']:g}|{against}"]["table"]
+            [cells_] = [cells for name, _, cells in table["rows"] if name == "P99 TPOT (ms)"]
+            _, text, kind = cells_[[name for name, _ in table["heads"]].index(d["arch"])]
+            assert text == difference(d["relative"], -1, kind == "unsure")[0]
+            assert text.startswith(f"{100 * d['relative'].mean:+.1f}%")
 
 
-def test_nothing_from_a_file_can_end_the_data(document: dict[str, Any]) -> None:
-    assert document["entries"][0]["foundation"] == HOSTILE
-    assert not set("<>&") & set(embedded(document))
+@pytest.mark.parametrize(
+    ("relative", "shown"),
+    [
+        (Interval(0.1, 0.05, 3), ("+10.0% ±5.0", "better")),
+        (Interval(-0.1, 0.05, 3), ("-10.0% ±5.0", "worse")),
+        (Interval(0.1, 0.2, 3), ("+10.0% ±20.0", "unsure")),
+        (Interval(0.1, math.nan, 1), ("+10.0%", "unsure")),
+        (Interval(9.5, 1.0, 3), ("10.5×", "better")),
+        (None, ("", "")),
+    ],
+)
+def test_a_difference_counts_if_its_interval_excludes_nothing(relative: Interval, shown: tuple[str, str]) -> None:
+    assert difference(relative, 1, False) == shown
 
 
-def test_nothing_is_loaded_from_elsewhere(document: dict[str, Any]) -> None:
-    from plotly.offline import get_plotlyjs
+def test_nothing_from_a_file_can_end_the_data_or_is_loaded_from_elsewhere(document: dict[str, Any]) -> None:
+    text = page(document)
+    head, _, rest = text.partition('<script type="application/json" id="data">')
+    data = rest.partition("</script>")[0]
+    assert "measured" in data
+    assert not set("<>&") & set(data)
+    assert "default-src 'none'" in head
+    assert not re.search(r"https?://|\bimport\s*\(|<[^>]*\bsrc\s*=|@import|url\(", text.replace(data, ""))
 
-    text = page(document).replace(get_plotlyjs(), "").replace(embedded(document), "")
-    assert "default-src 'none'" in text
-    assert not re.search(r"https?://|\bimport\s*\(|src\s*=|@import|url\(", text)
+
+def opened(browser: Browser, path: Path) -> Page:
+    """A page opened from disk; whatever the browser complains of is kept."""
+    shown = browser.new_page(viewport={"width": 1280, "height": 3000}, color_scheme="light")
+    shown.set_default_timeout(PATIENCE_MS)
+    shown.complaints = []  # type: ignore[attr-defined]
+    shown.asked = []  # type: ignore[attr-defined]
+    shown.on("console", lambda message: shown.complaints.append(f"{message.type}: {message.text}"))  # type: ignore[attr-defined]
+    shown.on("pageerror", lambda error: shown.complaints.append(str(error)))  # type: ignore[attr-defined]
+    shown.on("request", lambda request: shown.asked.append(request.url))  # type: ignore[attr-defined]
+    shown.goto(path.as_uri())
+    shown.wait_for_selector("#breakdown rect")
+    return shown
 
 
 def test_without_records_the_page_says_so(browser: Browser, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     bare = sweep_folder(tmp_path / "bare", ("pd",), (20.0,), 1, detailed=False)
     assert main(["report", str(bare), "-o", str(tmp_path / "r.html")]) == 0
     assert "without --save-detailed" in capsys.readouterr().err
-    opened = browser.new_page()
-    opened.goto((tmp_path / "r.html").as_uri())
-    opened.wait_for_selector("#breakdown-chart .bars")
-    boxes = opened.locator("section:visible h2").all_inner_texts()
-    assert boxes == ["Output throughput", "Latency", "At one load", "Where a request's time goes", "Provenance"]
-    assert "--save-detailed" in opened.locator("#unrecorded").inner_text()
-    assert opened.locator(".facts:visible").count() == 0  # folded until somebody asks
-    document = build(load([bare]))
-    assert document["histograms"] == []
-    assert document["entries"][0]["series"] is None
-    assert document["sources"][0]["provenance"]["host"] == "assumed"  # of the roofline, by the name of the profile
+    shown = opened(browser, tmp_path / "r.html")
+    boxes = shown.locator("section:visible h2").all_inner_texts()
+    assert boxes == ["Rate", "Latency", "At one load", "Where a request's time goes", "Provenance"]
+    assert "--save-detailed" in shown.locator("#provenance .note").inner_text()
+    assert shown.locator("details .facts:visible").count() == 0  # folded until somebody asks
+    assert "host" in shown.locator("#provenance").text_content()  # of the roofline, by the name of the profile
 
 
 @pytest.fixture(scope="module")
 def shown(browser: Browser, folder: Path) -> Page:
-    """The page as `pdvsim report` writes it, opened from disk; whatever the browser complains of is kept."""
+    """The page as `pdvsim report` writes it."""
     path = folder.parent / "report.html"
     assert main(["report", str(folder), "-o", str(path)]) == 0
-    opened = browser.new_page(viewport={"width": 1280, "height": 900}, color_scheme="light")
-    opened.set_default_timeout(PATIENCE_MS)
-    opened.complaints = []  # type: ignore[attr-defined]
-    opened.asked = []  # type: ignore[attr-defined]
-    opened.on("console", lambda message: opened.complaints.append(f"{message.type}: {message.text}"))  # type: ignore[attr-defined]
-    opened.on("pageerror", lambda error: opened.complaints.append(str(error)))  # type: ignore[attr-defined]
-    opened.on("request", lambda request: opened.asked.append(request.url))  # type: ignore[attr-defined]
-    opened.goto(path.as_uri())
-    opened.wait_for_selector("#timeline-chart .scatterlayer .trace path")
-    return opened
+    return opened(browser, path)
 
 
-def traces(shown: Page, chart: str) -> list[dict[str, Any]]:
-    """What a chart shows, as plotly holds it."""
-    fields = "({name, x, y, customdata, marker}) => ({name, x, y, customdata, symbol: marker && marker.symbol})"
-    drawn_traces: list[dict[str, Any]] = shown.evaluate(f"id => document.getElementById(id).data.map({fields})", chart)
-    return drawn_traces
+def names(shown: Page, part: str) -> set[str]:
+    return set(shown.locator(f"#{part} .legend > span").all_inner_texts()) | set(
+        shown.locator(f"#{part} th").all_inner_texts()[1:]
+    )
 
 
-def cells(shown: Page) -> list[list[str]]:
-    rows = shown.query_selector_all("#comparison tbody tr")
-    return [[cell.inner_text().strip() for cell in row.query_selector_all("td")] for row in rows]
-
-
-def test_the_page_opens_without_complaint_and_draws(shown: Page, document: dict[str, Any]) -> None:
-    for chart in CHARTS:
-        marks = shown.query_selector_all(f"#{chart} .scatterlayer .trace path, #{chart} .barlayer .point path")
-        boxes = [box for mark in marks if (box := mark.bounding_box())]
-        assert sum(box["width"] + box["height"] > 5 for box in boxes) >= 3, chart
-    by_arch = {trace["name"]: trace["y"] for trace in traces(shown, "throughput-chart")}
-    for arch in ARCHS:
-        values = [e["values"]["output_throughput"][0] for e in document["entries"] if e["arch"] == arch]
-        assert by_arch[arch] == values
-    names = {trace["name"] for trace in traces(shown, "timeline-chart")}
-    assert {"requests", "not admitted", "draft", "verify", "prefill", "decode"} <= names
+def test_the_page_opens_without_complaint_and_draws(shown: Page) -> None:
+    for part in PARTS:
+        marks = shown.locator(f"#{part} polyline, #{part} rect[data-text]")
+        assert marks.count() >= 3, part
+    assert {"not admitted", "draft", "verify", "prefill", "decode"} <= {n.strip() for n in names(shown, "timeline")}
     assert shown.complaints == []  # type: ignore[attr-defined]
     assert [url.partition(":")[0] for url in shown.asked if not url.startswith("data:")] == ["file"]  # type: ignore[attr-defined]
 
 
 def test_what_comes_from_files_stays_text(shown: Page) -> None:
     assert shown.query_selector_all("img") == []
-    assert shown.title() == "pdvsim report"
-    assert HOSTILE in shown.inner_text("#lead")
-    assert HOSTILE in shown.inner_text("#throughput-note")
+    assert shown.title() == "Serving architectures compared"
+    assert HOSTILE in shown.inner_text("#lead").replace("Measured", "measured")
+    assert HOSTILE in shown.inner_text("#rates .note")
 
 
-def test_overloaded_points_are_marked(shown: Page) -> None:
+def test_overloaded_points_are_marked_and_missing_ones_named(shown: Page) -> None:
     shown.select_option("#load", label="rate req/s 400")
-    symbols = {trace["name"]: trace["symbol"] for trace in traces(shown, "latency-chart")}
-    assert symbols == {"pd": ["circle"] * 2, "pdv": ["circle", "circle-open"], "colocated": ["circle"] * 2}
-    assert [label.inner_text() for label in shown.query_selector_all(".label.grew")] == ["overloaded"]
-    assert "1 of 6 points overloaded" in shown.inner_text("#latency-note")
-    assert "2 replications" in shown.inner_text("#latency-note")
-
-
-def test_a_sweep_that_lacks_points_says_so(shown: Page) -> None:
-    assert "sweep: 12 of 15 points" in shown.inner_text("#incomplete")
-
-
-def test_no_whisker_reaches_below_zero(shown: Page, document: dict[str, Any]) -> None:
-    wide = [e["values"]["p99_ttft_ms"] for e in document["entries"]]
-    assert any(half > mean for mean, half, _ in wide)  # two replications
-    down = shown.evaluate("() => document.getElementById('latency-chart').data.map(t => [t.y, t.error_y.arrayminus])")
-    assert all(minus <= mean for means, below in down for mean, minus in zip(means, below, strict=True))
-
-
-def test_the_toolbar_hides_no_legend(shown: Page) -> None:
-    for chart in CHARTS:
-        shown.hover(f"#{chart}")
-        lowest = max(box["y"] + box["height"] for box in boxes(shown, f"#{chart} .modebar-btn"))
-        assert all(box["y"] >= lowest for box in boxes(shown, f"#{chart} .legend .traces")), chart
-
-
-def boxes(shown: Page, selector: str) -> list[Any]:
-    return [box for element in shown.query_selector_all(selector) if (box := element.bounding_box())]
+    assert shown.locator("#latencies circle").count() == 6
+    assert shown.locator("#latencies circle.hollow").count() == 1
+    assert shown.locator("#comparison td.grew").all_inner_texts() == ["overloaded"]
+    assert "queue kept growing" in shown.inner_text("#latencies .note")
+    assert "sweep: 12 of 15 points" in shown.inner_text("#warning")
 
 
 def test_controls_change_what_is_shown(shown: Page) -> None:
+    before = shown.inner_html("#histogram .body"), shown.inner_text("#comparison tbody")
     shown.select_option("#load", label="rate req/s 20")
-    before = cells(shown)
-    assert [row[0] for row in before] == list(ARCHS)
-    assert all(sum(t["customdata"]) == 2 * COUNTED for t in traces(shown, "histogram-chart"))
-    slow = traces(shown, "histogram-chart")
-    shown.select_option("#load", label="rate req/s 400")
-    assert cells(shown) != before
-    assert traces(shown, "histogram-chart") != slow
-
+    assert shown.inner_html("#histogram .body") != before[0]
+    assert shown.inner_text("#comparison tbody") != before[1]
     shown.uncheck("input[value=pdv]")
-    assert [row[0] for row in cells(shown)] == ["pd", "colocated"]
-    for chart in ("throughput-chart", "latency-chart", "histogram-chart"):
-        assert {trace["name"] for trace in traces(shown, chart)} == {"pd", "colocated"}
-    shown.check("input[value=pdv]")
-    assert len(traces(shown, "throughput-chart")) == 3
-
+    for part in ("rates", "latencies", "histogram", "comparison"):
+        assert {name.strip() for name in names(shown, part)} == {"pd", "colocated"}
+    for arch in ARCHS:
+        shown.uncheck(f"input[value={arch}]")
+    for arch in ARCHS:
+        shown.check(f"input[value={arch}]")  # what was unchecked comes back
+    assert shown.locator("#rates polyline").count() == 3
     shown.select_option("#latency", "e2el")
     shown.select_option("#mark", "p95")  # not in the summary: from the records
-    assert shown.text_content("#latency-chart .ytitle") == "P95 E2EL (ms)"
-    assert "p95 E2EL (ms)" in shown.inner_text("#comparison thead")
+    assert shown.inner_text("#latencies h3") == "P95 E2EL (ms)"
     shown.select_option("#rate", "request_throughput")
-    assert shown.text_content("#throughput-chart .ytitle") == "Request throughput (req/s)"
-    assert shown.inner_text("#rate-title") == "Request throughput"
-
-    shown.select_option("#against", "colocated")
-    assert "vs colocated" in shown.inner_text("#comparison thead")
-    assert [row[3] for row in cells(shown)][2] == "reference"
-
+    assert shown.inner_text("#rates h3") == "Request throughput (req/s)"
+    shown.locator("[data-group='more latencies']").dispatch_event("pointerdown")
+    shown.get_by_text("P95 ITL (ms)").wait_for()
     shown.select_option("#watched", "colocated")
-    assert [trace["name"] for trace in traces(shown, "timeline-chart")].count("main") == 3
+    assert "main" in {name.strip() for name in names(shown, "timeline")}
     assert shown.complaints == []  # type: ignore[attr-defined]
 
 
-def test_what_was_unchecked_comes_back(shown: Page) -> None:
-    boxes_ = [f"input[value={arch}]" for arch in ARCHS]
-    for box in boxes_:
-        shown.uncheck(box)
-    for chart in ("throughput-chart", "latency-chart", "breakdown-chart"):
-        assert "No data" in shown.inner_text(f"#{chart}")
-    for box in boxes_:
-        shown.check(box)
-    for chart in CHARTS:
-        assert not re.search("No data|No records", shown.inner_text(f"#{chart}"))
-        assert shown.query_selector(f"#{chart} .main-svg")
-    assert shown.complaints == []  # type: ignore[attr-defined]
+def test_a_curve_says_its_values_and_a_drag_zooms_all_of_a_part(shown: Page) -> None:
+    box = shown.locator("#rates svg.plot").bounding_box()
+    shown.mouse.move(box["x"] + box["width"] / 2, box["y"] + 60)
+    assert all(arch in shown.inner_text("#tip") for arch in ARCHS)
+    assert "2 replications" in shown.inner_text("#tip")
+    charts = shown.locator("#timeline svg.plot")
+    before = charts.all_text_contents()
+    box = charts.nth(0).bounding_box()
+    shown.mouse.move(box["x"] + 200, box["y"] + 60)
+    shown.mouse.down()
+    shown.mouse.move(box["x"] + 300, box["y"] + 60)
+    shown.mouse.up()
+    assert all(a != b for a, b in zip(before, charts.all_text_contents(), strict=True))
+    charts.nth(0).dblclick()
+    assert charts.all_text_contents() == before
 
 
-def test_a_narrow_screen_can_be_read(shown: Page) -> None:
+def test_a_narrow_screen_can_be_read_and_a_dark_one_is_dark(shown: Page) -> None:
     """Charts keep their width, and no text is squeezed to a letter a line."""
-    shown.set_viewport_size({"width": 400, "height": 800})
-    shown.wait_for_function("() => document.querySelector('#throughput-chart .main-svg').clientWidth < 400")
-    for chart in CHARTS:
-        wide = "id => document.getElementById(id)._fullLayout._size.w > 200"  # the frame without its margins
-        shown.wait_for_function(wide, arg=chart)
-    shown.evaluate("() => document.querySelectorAll('details').forEach(d => { d.open = true; })")
-    widths = shown.evaluate("() => [...document.querySelectorAll('.facts dd')].map(d => d.clientWidth)")
-    assert min(widths) > 250
+    shown.set_viewport_size({"width": 400, "height": 3000})
+    shown.wait_for_function(
+        "() => [...document.querySelectorAll('svg.plot')].every(s => s.clientWidth > 250 && s.clientWidth < 400)"
+    )
     assert shown.evaluate("() => document.documentElement.scrollWidth") <= 400
-    shown.set_viewport_size({"width": 1280, "height": 900})
+    ground = "() => getComputedStyle(document.body).backgroundColor"
+    light = shown.evaluate(ground)
+    shown.emulate_media(color_scheme="dark")
+    assert shown.evaluate(ground) != light
+    assert shown.complaints == []  # type: ignore[attr-defined]
 
 
-def test_axes_have_ticks(shown: Page) -> None:
-    """More than one on a logarithmic axis, and none on another."""
-    shown.select_option("#latency", "ttft")
-    shown.select_option("#mark", "p99")
-    for chart, ticks in (("latency-chart", ".ytick text"), ("histogram-chart", ".xtick text")):
-        placed = sorted((box["x"], box["y"], box["width"], box["height"]) for box in boxes(shown, f"#{chart} {ticks}"))
-        assert len(placed) >= 2
-        apart = (a[0] + a[2] <= b[0] or abs(a[1] - b[1]) >= 0.8 * min(a[3], b[3]) for a, b in pairwise(placed))
-        assert all(apart), chart
+def test_what_is_off_the_screen_is_not_drawn(browser: Browser, folder: Path, shown: Page) -> None:
+    """Until it comes there."""
+    shown.set_viewport_size({"width": 1280, "height": 300})
+    shown.reload()
+    shown.wait_for_selector("#rates polyline")
+    assert shown.locator("#timeline polyline").count() == 0
+    shown.locator("#timeline").scroll_into_view_if_needed()
+    shown.wait_for_selector("#timeline polyline")
 
 
 def test_levels_error_bars_and_the_setting_are_in_the_document(folder: Path) -> None:
@@ -332,9 +321,9 @@ def test_levels_error_bars_and_the_setting_are_in_the_document(folder: Path) -> 
     config = results.sources[0].config.model_copy(deep=True)
     config.scoring["goodput"] = ["ttft:200", "tpot:30"]
     document = build(replace(results, points=points, sources=(replace(results.sources[0], config=config),)))
-    assert document["levels"] == {"ttft": [200.0], "tpot": [30.0]}
-    assert all(entry["bands"]["output_throughput"] == [1.0, 2.0] for entry in document["entries"])
-    assert all(entry["drafts"] for entry in document["entries"])
+    assert list(content(document, "latencies")["0|ttft|p99"]["charts"][0].levels) == [200.0]
+    for trace in content(document, "rates")["0|output_throughput"]["charts"][0].traces:
+        assert (list(trace.low), list(trace.high)) == ([1.0, 1.0], [2.0, 2.0])
     assert str(points["pair"].iloc[0]) in document["lead"]
 
 
@@ -376,13 +365,3 @@ def test_a_run_has_its_page(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
     capsys.readouterr()
     assert main([*argv, "--no-detailed", "--html", str(path)]) == 2
     assert "--html need" in capsys.readouterr().err
-
-
-def test_the_page_follows_a_dark_desktop(shown: Page) -> None:
-    ground = (
-        "() => getComputedStyle(document.body).backgroundColor + document.querySelector('.main-svg').style.background"
-    )
-    light = shown.evaluate(ground)
-    shown.emulate_media(color_scheme="dark")
-    shown.wait_for_function(f"light => ({ground})() !== light", arg=light)
-    assert shown.complaints == []  # type: ignore[attr-defined]

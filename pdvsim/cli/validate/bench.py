@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from pdvsim.calibration.validate.bench import BenchedLoad, read_load
+from pdvsim.bench.band import spanned
+from pdvsim.calibration.validate.bench import BenchedLoad, check_drafter, read_load
 from pdvsim.cli.validate.options import Compared, ValidateOptions
-from pdvsim.sim.config import Experiment
+from pdvsim.decide.error import lead_error
+from pdvsim.sim.config import Arch, Experiment
 from pdvsim.sim.relevance import vet
 from pdvsim.sim.run import simulate
-from pdvsim.study.band import spanned
 from pdvsim.view.table import cell, grid, percent_cell
 
 TITLES = {
@@ -21,12 +23,61 @@ TITLES = {
 }
 
 
-def compare_bench(args: ValidateOptions, path: str, pair: str) -> Compared:
-    """A benchmark and the simulation of its load with the given draft length, or its own."""
-    k, load = args.num_speculative_tokens, read_load(path)
+def compare_bench(args: ValidateOptions, paths: Sequence[str], pair: str) -> Compared:
+    """Benchmarks and simulations of their loads with the given draft length, or their own.
+
+    Of one server without drafts and with them: also what drafting gains, measured and predicted.
+    """
+    loads = [read_load(path) for path in paths]
+    lengths = [load.k if args.num_speculative_tokens is None else args.num_speculative_tokens for load in loads]
+    if any(lengths):
+        check_drafter(pair, args.server)
+    if len(loads) == 1:
+        return _compared(args, args.arch, paths[0], loads[0], pair)[0]
+    if len(loads) > 2 or min(lengths) > 0 or not max(lengths):
+        raise ValueError("--bench takes one result, or two of one server: without drafts and with them")
+    plain, drafted = sorted(zip(loads, paths, strict=True), key=lambda case: case[0].k)
+    sent = [replace(load.traffic, input_len=None, output_len=None) for load, _ in (plain, drafted)]
+    if sent[0] != sent[1]:
+        raise ValueError(f"--bench: {plain[1]} and {drafted[1]} differ in their load")
+    without: Arch = "autoregressive" if args.arch == "colocated" else args.arch
+    both = [_compared(args, arch, path, load, pair) for arch, (load, path) in ((without, plain), (args.arch, drafted))]
+    gain = _gain([compared.document["metrics"] for compared, _ in both], both[1][1], sent[0].request_rate)
+    verdict = "inside" if gain["inside"] else "outside"
+    text = (
+        f"Drafting, by {gain['metric']}: {gain['measured']:.2f} times plain decoding measured, "
+        f"{gain['predicted']:.2f} predicted ({percent_cell(gain['error'], '+')}), {verdict} the error range of such "
+        f"ratios, {percent_cell(gain['range'])}"
+    )
+    blocks = [f"{compared.document['bench']}\n{compared.text}" for compared, _ in both]
+    document = {"benches": [compared.document for compared, _ in both], "speed_up": gain}
+    return Compared(document, "\n\n".join([*blocks, text]))
+
+
+def _gain(metrics: Sequence[Mapping[str, Any]], drafting: Experiment, request_rate: float) -> dict[str, Any]:
+    """What drafting gains: tokens per second, or time per token where requests arrive at a rate."""
+    metric = "mean_tpot_ms" if math.isfinite(request_rate) else "output_throughput"
+    if any(metric not in rows for rows in metrics):
+        raise ValueError(f"--bench: both results need {metric}")
+    plain, drafted = (rows[metric] for rows in metrics)
+    sign = -1 if metric == "mean_tpot_ms" else 1
+    measured, predicted = ((drafted[side] / plain[side]) ** sign for side in ("measured", "predicted"))
+    error, limit = predicted / measured - 1, lead_error(drafting, metric)
+    inside = abs(math.log1p(error)) <= math.log1p(limit)
+    return {
+        "metric": metric, "measured": measured, "predicted": predicted, "error": error, "range": limit,
+        "inside": inside,
+    }  # fmt: skip
+
+
+def _compared(
+    args: ValidateOptions, arch: Arch, path: str, load: BenchedLoad, pair: str
+) -> tuple[Compared, Experiment]:
+    """One benchmark and the simulation of its load."""
+    k = args.num_speculative_tokens
     server = replace(args.server, pair=pair, num_speculative_tokens=k or 0)
     hardware = replace(args.hardware, profile=args.profile, contention=args.contention)
-    experiment = load.experiment(args.arch, args.acceptance, server, hardware, k)
+    experiment = load.experiment(arch, args.acceptance, server, hardware, k)
     vet([experiment])
     result = simulate(experiment, requests=load.requests(experiment.acceptance))
     predicted = spanned(result)
@@ -43,7 +94,7 @@ def compare_bench(args: ValidateOptions, path: str, pair: str) -> Compared:
             f"{path} {'--pair' if load.k else '--model'} {served} --gpu {hardware.gpu} -o mine.json; "
             "then add --machine mine.json to any command"
         )
-    return Compared({"bench": path, "metrics": rows, "notes": facts}, _text(rows, facts))
+    return Compared({"bench": path, "metrics": rows, "notes": facts}, _text(rows, facts)), experiment
 
 
 def _text(rows: Mapping[str, Mapping[str, float]], facts: list[str]) -> str:

@@ -7,13 +7,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from pdvsim.bench import output
 from pdvsim.calibration.validate import compare
 from pdvsim.calibration.validate.launches import compared, launches_of, priced, saved_run, simulated
 from pdvsim.cli.validate.options import ValidateOptions
 from pdvsim.sim.assembly import covering_profile
 from pdvsim.sim.config import Experiment
 from pdvsim.sim.relevance import applicable
-from pdvsim.study import output
 from pdvsim.view.calibration_plots import launches_figure
 from pdvsim.view.table import cell, grid, percent_cell
 
@@ -31,13 +31,13 @@ def compare_launches(args: ValidateOptions, run: str) -> int:
     experiment = applicable(replace(experiment, hardware=hardware))
     profile = covering_profile(experiment)
     measured, predicted = priced(measured, experiment, profile), simulated(experiment, profile)
-    comparison = compared(measured, predicted) | {"run": name, "foundation": profile.foundation}
-    comparison["dataset"], comparison["arch"], comparison["pair"] = (
-        compare.dataset(experiment),
-        experiment.arch,
-        experiment.server.pair,
-    )
-    comparison["output_throughput"] = metrics.get("output_throughput")
+    about: dict[str, Any] = {
+        "dataset": compare.dataset(experiment),
+        "arch": experiment.arch,
+        "pair": experiment.server.pair,
+    }
+    about |= {"run": name, "foundation": profile.foundation, "output_throughput": metrics.get("output_throughput")}
+    comparison = compared(measured, predicted) | about
     print(output.dumps(comparison) if args.json else "\n\n".join(_launch_tables(comparison)))
     if plot:
         output.save({plot: output.picture(launches_figure(measured, predicted, comparison), plot)})
@@ -61,20 +61,11 @@ def _launch_tables(comparison: Mapping[str, Any]) -> Iterator[str]:
     """Contributions to the error by kind and size, largest first; then the gaps."""
     yield f"{comparison['run']}\nprofile {comparison['foundation']}"
     shown = [row for row in comparison["rows"] if abs(row["share"]) >= LEAST_SHARE]
-    rows = [
-        [
-            row["what"],
-            row["sizes"],
-            str(row["measured"]),
-            str(row["predicted"]),
-            cell(row["measured_ms"], 3),
-            cell(row["predicted_ms"], 3),
-            cell(row["measured_stretch"], 3),
-            cell(row["predicted_stretch"], 3),
-            percent_cell(row["share"], "+"),
-        ]
-        for row in sorted(shown, key=lambda row: -abs(row["share"]))
-    ]
+    timed = ("measured_ms", "predicted_ms", "measured_stretch", "predicted_stretch")
+    rows = []
+    for row in sorted(shown, key=lambda row: -abs(row["share"])):
+        counts, times = (str(row[side]) for side in ("measured", "predicted")), (cell(row[name], 3) for name in timed)
+        rows.append([row["what"], row["sizes"], *counts, *times, percent_cell(row["share"], "+")])
     rows.append(["all", *[""] * 7, percent_cell(comparison["error"], "+")])
     header = ["launches", "rows or tokens", "real", "sim", "real ms", "sim ms", "real / alone", "sim / alone",
               "share of GPU time"]  # fmt: skip

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from importlib.resources import files
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -18,7 +18,8 @@ SERVER = {"pair", "arch", "acceptance", "num_speculative_tokens", "server", "har
 KINDS = {  # which options can be combined with each
     "bench": {*SERVER, "profile", "contention", "json"},
     "silicon": {"held_out", "rows", "kind", "jobs", "json"},
-    "serve": {"output", "minutes", "tiny", "own_policies"},
+    "speculation": {"held_out", "rows", "jobs", "json"},
+    "serve": {"output", "minutes", "tiny", "own_policies", "models", "hardware"},
 }
 RECORDED = {  # the options where recorded runs are compared
     "runs", "run", "own_policies", "held_out", "profile", "write", "contention", "ablations", "plot", "html", "jobs",
@@ -62,13 +63,19 @@ class ValidateOptions:
     """With --serve: start no run after this many minutes."""
     tiny: bool = False
     """With --serve: try the command with tiny models and short requests on the CPU."""
-    bench: str | None = None
-    """Instead of recorded runs: compare a result of `vllm bench serve` on your server with a simulation of its load."""
+    models: str | None = None
+    """With --serve and --engine: folder with one folder per model, as of realrun."""
+    bench: Paths = ()
+    """Instead of recorded runs: compare a result of `vllm bench serve` on your server with a simulation of its load.
+    Two results, without drafts and with them, also show what drafting gains, measured and predicted."""
     silicon: Literal["all", "vllm", "sglang", "trtllm"] | None = None
     """Instead of recorded runs: compare measured servers of this engine, or of all, with simulations of their load.
     With --held-out: the rows that no constant was fitted to."""
+    speculation: Literal["all", "vllm", "sglang", "trtllm"] | None = None
+    """Instead of recorded runs: compare measured pairs of servers, without and with speculation, of this engine or of
+    all, with simulations of both. With --held-out: the pairs that no constant was fitted to."""
     rows: Annotated[int, Range(1, 1_000_000)] | None = None
-    """With --silicon: predict at most this number of rows, spread over all."""
+    """With --silicon or --speculation: predict at most this number of rows, spread over all."""
     kind: Literal["plain", "expert-parallel", "apart"] | None = None
     """With --silicon: only servers with tensor parallelism alone (plain), with expert or data parallelism, or with
     prefill apart."""
@@ -85,8 +92,10 @@ class ValidateOptions:
     def __post_init__(self) -> None:
         check_ranges(self)
         check_kinds(self, KINDS, RECORDED)
-        if self.bench is not None and self.pair is None:
+        if self.bench and self.pair is None:
             raise ValueError("--bench needs the served models: give --model or --pair draft:target")
+        if self.serve is not None and replace(self.hardware, engine=None) != Hardware():
+            raise ValueError("--serve takes the hardware of its plan: of these options, --engine alone")
         if self.html and self.run is not None:
             raise ValueError("--html is a page of all runs and cannot be combined with --run")
         if self.write and (self.run is not None or self.contention != "fluid"):
@@ -102,7 +111,7 @@ class ValidateOptions:
 class Comparison(ValidateOptions):
     """What is compared, without what is served or written."""
 
-    without = ("serve", "output", "minutes", "tiny", "run", "plot", "html", "write", "json")
+    without = ("serve", "output", "minutes", "tiny", "models", "run", "plot", "html", "write", "json")
 
 
 @dataclass(frozen=True, repr=False)

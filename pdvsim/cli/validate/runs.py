@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from pdvsim.bench import output
 from pdvsim.calibration.validate import compare
 from pdvsim.calibration.validate.served import ServedRun
 from pdvsim.cli.page import write_page
@@ -15,7 +16,6 @@ from pdvsim.common.progress import Progress
 from pdvsim.common.version import __version__
 from pdvsim.sim.config import Hardware
 from pdvsim.sim.trust import ANY, Errors, as_text, errors_path
-from pdvsim.study import output
 from pdvsim.view.calibration_plots import validation_figure
 from pdvsim.view.report.sheet import Sheet
 from pdvsim.view.table import grid, percent_cell, rows_table
@@ -95,12 +95,7 @@ def _tables(document: Mapping[str, Any]) -> str:
         blocks += [_errors(document), _worst(document["runs"])]
     if (leads := document["leads"])["pairs"]:
         rows = [
-            [
-                _short(m),
-                percent_cell(lead["median"]),
-                percent_cell(lead["p95"]),
-                f"{lead['order_right']} of {lead['apart']}",
-            ]
+            [_short(m), *map(percent_cell, (lead["median"], lead["p95"])), f"{lead['order_right']} of {lead['apart']}"]
             for m, lead in leads["by_metric"].items()
         ]
         header = ["error of a predicted lead", "median", "95%", "order right, leads over 3%"]
@@ -167,19 +162,9 @@ def _worst(runs: Sequence[Mapping[str, Any]]) -> str:
     for run in sorted((run for run in runs if run["errors"]), key=off, reverse=True)[:WORST_RUNS_SHOWN]:
         metric = max(run["errors"], key=lambda name: abs(run["errors"][name]))
         real, predicted = (run[side]["output_throughput"] for side in ("measured", "predicted"))
-        rows.append(
-            [
-                str(run["number"] or "-"),
-                run["arch"],
-                run["pair"],
-                run["dataset"],
-                run["load"],
-                f"{real:.0f}",
-                f"{predicted:.0f}",
-                percent_cell(off(run)),
-                f"{_short(metric)} {percent_cell(run['errors'][metric], '+')}",
-            ]
-        )
+        labels = [str(run["number"] or "-"), *(run[name] for name in ("arch", "pair", "dataset", "load"))]
+        largest = f"{_short(metric)} {percent_cell(run['errors'][metric], '+')}"
+        rows.append([*labels, f"{real:.0f}", f"{predicted:.0f}", percent_cell(off(run)), largest])
     header = ["worst runs", "arch", "pair", "data set", "load", "real tok/s", "sim tok/s", "mean error", "largest"]
     return grid(header, rows)
 

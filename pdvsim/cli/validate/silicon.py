@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
+from pdvsim.calibration.validate import silicon
 from pdvsim.calibration.validate.servers import SiliconRow, not_simulated, read_rows
-from pdvsim.calibration.validate.silicon import Estimate, Prediction, oddities, predict, ratios, read_estimates, spread
+from pdvsim.calibration.validate.silicon import LARGE, Prediction, group_of, kind_of, predict
 from pdvsim.cli.validate.options import Compared, ValidateOptions
-from pdvsim.common.outcomes import Item
-from pdvsim.common.progress import Progress
-from pdvsim.common.workers import finished_here
+from pdvsim.decide.measured_pairs import finished_rows
 from pdvsim.view.table import grid
 from pdvsim.view.table import percent_cell as _percent
 
-LARGE = {"expert-parallel": "expert or data parallelism", "apart": "prefill apart"}
 TARGETS: dict[str, tuple[float, ...]] = {  # of TPOT: median, 95th percentile
     "dense": (0.05, 0.20),
     "mixtures of experts": (0.08, 0.30),
@@ -33,100 +30,25 @@ def compare_silicon(args: ValidateOptions) -> Compared:
         if row.held_out == args.held_out and args.silicon in ("all", row.engine) and args.kind in (None, row.kind)
     ]
     absent = not_simulated(rows)
-    left_out = Counter((group_of(row), _kind(absent[row.id])) for row in rows if row.id in absent)
+    left_out = Counter((group_of(row), kind_of(absent[row.id])) for row in rows if row.id in absent)
     rows = [row for row in rows if row.id not in absent]
-    odd = oddities(rows)
-    usual = [row for row in rows if row.id not in odd]
+    odd = {row.id: row.odd for row in rows if row.odd}
+    usual = [row for row in rows if not row.odd]
     if args.rows is not None:
         usual = usual[:: max(1, len(usual) // args.rows)][: args.rows]
-    predictions, failures = _predicted(usual, args.jobs, args.json)
-    document = silicon_document(predictions, odd, failures, args.held_out)
+    figures, failed = finished_rows(_task, usual, "rows", args.jobs, args.json)
+    predictions = sorted((Prediction(usual[at], **row) for at, row in figures.items()), key=lambda one: one.row.id)
+    failures = {usual[at].id: reason for at, reason in failed.items()}
+    document = silicon.document(predictions, odd, failures, args.held_out)
     document["not_simulated"] = [
         {"kind": kind, "reason": reason, "rows": count} for (kind, reason), count in left_out.most_common()
     ]
     return Compared(document, _text(document))
 
 
-def group_of(row: SiliconRow) -> str:
-    """The group that a row's errors are reported in."""
-    return LARGE.get(row.kind, "dense" if row.dense else "mixtures of experts")
-
-
-def _predicted(rows: Sequence[SiliconRow], jobs: int | None, quiet: bool) -> tuple[list[Prediction], dict[str, str]]:
-    items: list[Item] = list(enumerate(rows))
-    predictions, failures = [], {}
-    with Progress(len(rows), "rows", quiet) as progress:
-        for number, outcome in enumerate(finished_here(_task, items, jobs), 1):
-            row = rows[outcome.index]
-            if outcome.row is None:
-                failures[row.id] = outcome.reason
-            else:
-                predictions.append(Prediction(row, **outcome.row))
-            progress.update(number)
-    return sorted(predictions, key=lambda one: one.row.id), failures
-
-
 def _task(index: int, row: SiliconRow) -> dict[str, float]:
     predicted = predict(row)
     return {"ttft_ms": predicted.ttft_ms, "tpot_ms": predicted.tpot_ms}
-
-
-def silicon_document(
-    predictions: Sequence[Prediction], odd: dict[str, str], failures: dict[str, str], held_out: bool
-) -> dict[str, Any]:
-    """Errors by engine, card, model and concurrency, AIConfigurator's of the same rows, and what was left out."""
-    estimates, refusals = read_estimates()
-    refused = Counter(_kind(refusals[one.row.id]) for one in predictions if one.row.id in refusals)
-    by: dict[str, Callable[[Prediction], str]] = {
-        "kind": lambda one: group_of(one.row),
-        "engine and card": lambda one: f"{one.row.engine} {one.row.card}",
-        "model": lambda one: one.row.model,
-        "concurrency": lambda one: str(1 << (one.row.concurrency.bit_length() - 1)),
-    }
-    tables = {
-        name: {part: _errors(group, estimates) for part, group in _parts(predictions, key).items()}
-        for name, key in by.items()
-    }
-    return {
-        "held_out": held_out,
-        "all": _errors(predictions, estimates),
-        "by": tables,
-        "ratios": {"rows": len(predictions), **dict(zip(("median", "p95"), ratios(predictions), strict=True))},
-        "not_estimated": [{"reason": reason, "rows": count} for reason, count in refused.most_common()],
-        "odd": odd,
-        "failed": failures,
-        "rows": [
-            {"id": one.row.id, "tpot_ms": one.tpot_ms, "ttft_ms": one.ttft_ms, "tpot_error": one.tpot_error,
-             "ttft_error": one.ttft_error}
-            for one in predictions
-        ],
-    }  # fmt: skip
-
-
-def _parts(predictions: Iterable[Prediction], key: Callable[[Prediction], str]) -> dict[str, list[Prediction]]:
-    parts: dict[str, list[Prediction]] = {}
-    for one in predictions:
-        parts.setdefault(key(one), []).append(one)
-    return dict(sorted(parts.items(), key=lambda part: (int(part[0]) if part[0].isdecimal() else 0, part[0])))
-
-
-def _errors(group: Sequence[Prediction], estimates: dict[str, Estimate]) -> dict[str, Any]:
-    """TPOT and TTFT, and both programs' on the rows that AIConfigurator estimates as well."""
-    timed = [one for one in group if one.row.ttft_counts]
-    shared = [one for one in group if one.row.id in estimates]
-    others = [estimates[one.row.id].tpot_ms / one.row.tpot_ms - 1 for one in shared]
-    waited = [one for one in shared if one.row.ttft_counts]
-    waits = [estimates[one.row.id].ttft_ms / one.row.ttft_ms - 1 for one in waited]
-    return {
-        "rows": len(group),
-        "tpot": spread(one.tpot_error for one in group),
-        "ttft": spread(one.ttft_error for one in timed),
-        "shared": len(shared),
-        "tpot_shared": spread(one.tpot_error for one in shared),
-        "tpot_aiconfigurator": spread(others),
-        "ttft_shared": spread(one.ttft_error for one in waited),
-        "ttft_aiconfigurator": spread(waits),
-    }
 
 
 def _text(document: dict[str, Any]) -> str:
@@ -145,7 +67,7 @@ def _text(document: dict[str, Any]) -> str:
         "Ratio of two rows that differ in concurrency, tensor parallelism or weights alone: "
         f"{_both((ratio['median'], ratio['p95']))}",
     ]
-    reasons = Counter(_kind(reason) for reason in (*document["odd"].values(), *document["failed"].values()))
+    reasons = Counter(kind_of(reason) for reason in (*document["odd"].values(), *document["failed"].values()))
     notes += ["no estimate by AIConfigurator: {rows} rows: {reason}".format(**one) for one in document["not_estimated"]]
     notes += [f"left out: {count} rows: {reason}" for reason, count in reasons.most_common()]
     notes += ["not simulated: {rows} rows, {kind}: {reason}".format(**one) for one in document["not_simulated"]]
@@ -160,12 +82,6 @@ def _cells(part: str, errors: dict[str, Any]) -> list[str]:
     others = [_both(errors[name]) if shared else "-" for name in ("tpot_shared", "tpot_aiconfigurator")]
     others += [_percent(errors[name][0]) if shared else "-" for name in ("ttft_shared", "ttft_aiconfigurator")]
     return [str(errors["rows"]), _both(errors["tpot"]), goal, _both(errors["ttft"]), str(shared), *others]
-
-
-def _kind(reason: str) -> str:
-    """A reason without its figures, and without names in quotes."""
-    words = re.sub(r"'[^']*('|$)", "…", reason).split()
-    return " ".join("…" if any(sign.isdecimal() for sign in word) else word for word in words)
 
 
 def _both(errors: Sequence[float]) -> str:

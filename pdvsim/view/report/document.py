@@ -1,94 +1,189 @@
-"""The data of the page as one document: entries with intervals, paired differences, histograms, time series.
+"""What the report shows, as one document: charts, tables and notes for every choice of its controls.
 
-Every value of an entry is a mean over replications with its 95% interval. Percentiles are computed per run, then
-averaged over runs. Histograms pool the counted requests of all replications; time series show one replication.
+Every value is a mean over replications with its 95% interval. Percentiles are computed per run, then averaged over
+runs. Histograms pool the counted requests of all replications; time series show one replication.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass, field
+from html import escape
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from pdvsim.bench.results import Results, label, records
+from pdvsim.bench.sources import known_profile
+from pdvsim.bench.stats import Interval, interval, over_replications
 from pdvsim.sim.config import Scoring
 from pdvsim.sim.metrics.summary import latencies_s
-from pdvsim.study.results import Results, label, records
-from pdvsim.study.sources import KEYS, known_profile
-from pdvsim.study.stats import Interval, interval, over_replications
+from pdvsim.view.charts import Chart, Entry, arch_curve, breakdown, histogram, over_loads, timeline
 from pdvsim.view.comparison import most_outside
-from pdvsim.view.plots.curves import places
 from pdvsim.view.report.series import BINS, over_time
-from pdvsim.view.report.sheet import flat
+from pdvsim.view.report.sheet import flat, provenance
 from pdvsim.view.setting import points_line
-from pdvsim.view.style import KIND_COLOURS, LANE_COLOURS, LILAC, SLATE, STEP_COLOURS, arch_colour, grew, name_of
-from pdvsim.view.table import load_name, load_text
+from pdvsim.view.style import (
+    LATENCY,
+    arch_colour,
+    better,
+    grew,
+    grown_note,
+    metric_label,
+    name_of,
+    replications,
+    rests_on,
+)
+from pdvsim.view.table import cell, load_name, load_text
 
 if TYPE_CHECKING:
     import pandas as pd
 
 OnRead = Callable[[int], None]
 Latencies = dict[int, dict[str, NDArray[Any]]]  # seconds, by point and metric
+Series = dict[int, dict[str, Any]]
 
 HIST_BINS = 60
 MARKS = {"mean": "mean", "median": "p50", "p95": "p95", "p99": "p99"}
 RANKS = {"p95": 95.0, "p99": 99.0}
+TIMES = ("ttft", "tpot", "itl", "e2el")
 RATES = ("output_throughput", "request_throughput", "total_token_throughput", "request_goodput")
-ACCEPTANCE = ("spec_decode_acceptance_rate", "spec_decode_judged_acceptance_rate")
-CACHE = (
-    "prefix_cache_hit_rate", "mean_num_cached_tokens", "mean_ttft_hit_ms", "mean_ttft_miss_ms", "kv_peak_shared_tokens",
+MORE = (
+    "spec_decode_acceptance_rate", "spec_decode_judged_acceptance_rate", "prefix_cache_hit_rate",
+    "mean_num_cached_tokens", "mean_ttft_hit_ms", "mean_ttft_miss_ms", "kv_peak_shared_tokens",
     "prefix_cache_evictions", "gpu_s_per_conversation",
 )  # fmt: skip
+ALWAYS = ("mean_ttft_ms", "p99_ttft_ms", "mean_tpot_ms", "p99_tpot_ms", "mean_e2el_ms", *RATES)  # rows of the table
 LAUNCHES_PER_BIN = 3
 MANY = 100  # with more entries time series are coarser, to limit the page's size
+NO_RECORDS = "No records were saved: latency histograms and time series need a run with --save-detailed."
 
 
 def build(results: Results, progress: OnRead = lambda done: None) -> dict[str, Any]:
     """The document for `results`; `progress` is called with the number of records read."""
-    points = results.points
     latencies, series = _read(results, progress)
-    points = _with_percentiles(points, latencies)
-    metrics = _metrics(points)
-    kinds = list(dict.fromkeys(points["load_kind"]))
-    settings, entries, histograms = [], [], []
-    shown = Results(points, results.sources, results.dims)
-    for number, (setting, frame) in enumerate(shown.settings()):
-        settings.append(label(setting) or str(frame["pair"].iloc[0]))
-        rivals = _rivals(frame, metrics)
-        for entry in over_replications(frame):
-            same = (frame["arch"] == entry["arch"]) & (frame["load_kind"] == entry["load_kind"])
-            same &= frame["load"].eq(entry["load"]) | (frame["load"].isna() & math.isnan(entry["load"]))
-            key = (entry["arch"], entry["load_kind"], load_text(entry["load"]))
-            described = _entry(entry, metrics) | {"setting": number, "against": rivals.get(key, {})}
-            described["rows"] = frame.index[same].tolist()
-            entries.append(described)
-        histograms += _histograms(entries, number, latencies)
-    for entry in entries:
-        entry["series"] = next((series[index] for index in entry.pop("rows") if index in series), None)
-    return {
-        "archs": [{"name": arch, "colour": arch_colour(arch)} for arch in results.archs],
-        "colours": {"lane": LANE_COLOURS, "kind": KIND_COLOURS, "step": STEP_COLOURS, "other": (LILAC, SLATE)},
-        "settings": settings,
-        "lead": points_line(results.points, results.configs),
-        "levels": _levels(results),
-        "incomplete": results.incomplete,
-        "loads": _loads(points, kinds),
-        "metrics": {name: dict(zip(("title", "unit"), name_of(name)[:2], strict=True)) for name in metrics},
-        "marks": {mark: word for mark, word in MARKS.items() if any(m.startswith(f"{mark}_") for m in metrics)},
-        "entries": entries,
-        "histograms": histograms,
-        "sources": [_source(results, number) for number in range(len(results.sources))],
+    points = _with_percentiles(results.points, latencies)
+    times = [f"{mark}_{metric}_ms" for metric in TIMES for mark in MARKS]
+    metrics = [m for m in (*RATES, *MORE, *times) if m in points and points[m].notna().any()]
+    times = [m for m in metrics if LATENCY.fullmatch(m)]
+    settings = Results(points, results.sources, results.dims).settings()
+    parts = {
+        "rates": ReportPart("Rate", ("setting", "rate")),
+        "latencies": ReportPart("Latency", ("setting", "latency", "mark")),
+        "comparison": ReportPart("At one load", ("setting", "load", "against"), "wide"),
+        "histogram": ReportPart("Latency histogram", ("setting", "load", "latency")),
+        "breakdown": ReportPart("Where a request's time goes", ("setting", "load")),
+        "timeline": ReportPart("Scheduler and GPU over time", ("setting", "load", "watched"), "wide"),
+        "provenance": ReportPart("Provenance", (), "wide"),
     }
+    loads: dict[str, list[tuple[str, str]]] = {}
+    calm: dict[str, str] = {}  # initially the highest load at which no queue grew
+    watched = None
+    levels = _levels(results)
+    for number, (_, frame) in enumerate(settings):
+        entries = [e | {"series": e["arch"]} for e in over_replications(frame)]
+        curves = [arch_curve(arch) for arch in results.archs]
+        kinds = [[e for e in entries if e["load_kind"] == kind] for kind in dict.fromkeys(frame["load_kind"])]
+        for metric in metrics:
+            timed = LATENCY.fullmatch(metric)
+            mark, latency = timed.groups() if timed else ("", "")
+            charts = [over_loads(mine, metric, curves, levels=levels.get(latency, ())) for mine in kinds]
+            note = f"{MARKS[mark]} of each run, averaged over runs. " if mark not in ("", "mean") else ""
+            part, key = ("latencies", (latency, mark)) if latency else ("rates", (metric,))
+            parts[part].add((number, *key), frame, f"{note}Whiskers: 95% confidence.", charts)
+        rivals = _rivals(frame, metrics)
+        for at in dict.fromkeys(map(_place, entries)):
+            here = [e for e in entries if _place(e) == at]
+            rows = frame[[_place(row) == at for _, row in frame.iterrows()]]
+            place = number, " ".join(at)
+            loads.setdefault(str(number), []).append((place[1], f"{load_name(at[0])} {at[1]}"))
+            if any(not grew(e["stability"]) for e in here) or str(number) not in calm:
+                calm[str(number)] = place[1]
+            for against in results.archs:
+                parts["comparison"].add((*place, against), rows, NOTE, table=_table(here, metrics, rivals, against))
+            for metric in TIMES:
+                if (chart := _histogram(rows, metric, latencies)) is not None:
+                    parts["histogram"].add((*place, metric), rows, POOLED, [chart])
+            parts["breakdown"].add(place, rows, "Means over replications.", [breakdown(here)])
+            for arch, mine in rows.groupby("arch", sort=False) if series else ():
+                shown = next((series[index] for index in mine.index if index in series), None)
+                watched = watched or (shown and str(arch))
+                note = "No records of this point were saved."
+                if shown is not None:
+                    note = OVER_TIME.format(shown["seed"], 1e3 * shown["bin_s"])
+                parts["timeline"].add((*place, str(arch)), mine, note, timeline(shown) if shown else [])
+    described = [_source(results, number) for number in range(len(results.sources))]
+    sources = "".join(f"<h3>{escape(n)}</h3>{html}" if len(described) > 1 else html for n, html in described)
+    parts["provenance"].content[""] = {"html": sources, "note": "" if series else NO_RECORDS}
+    archs = [(arch, arch) for arch in results.archs]
+    marks = {m: [(mark, word) for mark, word in MARKS.items() if f"{mark}_{m}_ms" in times] for m in TIMES}
+    known = [m for m in TIMES if marks[m]]
+    return {
+        "title": "Serving architectures compared",
+        "lead": _lead(results),
+        "warning": f"Not complete. {'; '.join(results.incomplete)}." if results.incomplete else "",
+        "archs": [{"name": arch, "colour": arch_colour(arch)} for arch in results.archs],
+        "controls": [
+            {"id": "setting", "label": "Setting", "hidden": len(settings) < 2,
+             "options": [(str(n), label(s) or str(f["pair"].iloc[0])) for n, (s, f) in enumerate(settings)]},
+            {"id": "load", "label": "Load", "by": "setting", "options": loads, "value": calm},
+            {"id": "rate", "label": "Rate", "options": [(m, name_of(m)[0]) for m in metrics if m not in times]},
+            {"id": "latency", "label": "Latency", "options": [(m, m.upper()) for m in known]},
+            {"id": "mark", "label": "Statistic", "by": "latency", "options": marks,
+             "value": dict.fromkeys(known, "p99")},
+            {"id": "against", "label": "Compared with", "options": archs},
+            {"id": "watched", "label": "Over time", "options": archs, "value": watched or results.archs[0]},
+        ],
+        "parts": [{"id": name, **vars(part)} for name, part in parts.items()],
+    }  # fmt: skip
 
 
-def _read(results: Results, progress: OnRead) -> tuple[Latencies, dict[int, dict[str, Any]]]:
+@dataclass
+class ReportPart:
+    """A part of the page: what it shows, by the values of the controls `by`."""
+
+    title: str
+    by: tuple[str, ...]
+    kind: str = ""
+    content: dict[str, dict[str, Any]] = field(default_factory=dict)
+
+    def add(self, key: Sequence[Any], rows: pd.DataFrame, note: str, charts: Sequence[Chart] = (), **more: Any) -> None:
+        """What it shows for a choice, and what that is from: replications, labels and profile of its rows."""
+        texts = [note, replications(rows), grown_note(rows), rests_on(rows)]
+        self.content["|".join(map(str, key))] = {"charts": charts, "note": " ".join(filter(None, texts)), **more}
+
+
+POOLED = "All counted requests of all replications together, on a logarithmic axis."
+NOTE = (
+    "± is the 95% interval over replications; small: the difference, paired by seed, green if better. Grey italics: a "
+    "difference that is not significant (its interval includes 0, or there is one replication), or a latency while the "
+    "queue kept growing."
+)
+OVER_TIME = (
+    "One replication (seed {}), averaged over bins of {:.3g} ms. The whole run, warm-up included. Not admitted: "
+    "arrived, without a launch yet. Queues are recorded at each launch. Bandwidth: bytes moved over the GPU's copy "
+    "bandwidth, spread evenly over each launch. Drag to zoom, double-click to zoom out."
+)
+
+
+def _place(entry: Mapping[str, Any] | pd.Series[Any]) -> tuple[str, str]:
+    return str(entry["load_kind"]), load_text(entry["load"])
+
+
+def _lead(results: Results) -> str:
+    counts = {"setting": len(results.settings()), "architecture": len(results.archs), "run": len(results.points)}
+    texts = [f"{n} {name}{'s' * (n > 1)}" for name, n in counts.items() if n > 1 or name == "run"]
+    return f"{points_line(results.points, results.configs)} {', '.join(texts)}. {rests_on(results.points)}"
+
+
+def _read(results: Results, progress: OnRead) -> tuple[Latencies, Series]:
     """Latencies of each point and the time series of one replication, from saved records."""
     latencies: Latencies = {}
-    series: dict[int, dict[str, Any]] = {}
-    keys = [*KEYS, *results.dims]
+    series: Series = {}
+    keys = ["arch", "load_kind", "load", *results.dims]
     saved = results.points[results.points["records"] != ""]
     first = set(saved.drop_duplicates(keys).index)
     bins = BINS if len(first) <= MANY else max(BINS * MANY // len(first), BINS // 4)
@@ -101,7 +196,7 @@ def _read(results: Results, progress: OnRead) -> tuple[Latencies, dict[int, dict
             busiest = int(np.bincount(saved_rows.launches["lane"]).max())
             fitting = min(bins, max(busiest // LAUNCHES_PER_BIN, BINS // 5))  # finer bins show single rounds
             over = over_time(saved_rows, results.bandwidths_bytes_per_s(row), fitting)
-            series[number] = {"seed": int(row["seed"]), **_plain(over)}
+            series[number] = {"seed": int(row["seed"]), **over}
         progress(done)
     return latencies, series
 
@@ -110,42 +205,13 @@ def _with_percentiles(points: pd.DataFrame, latencies: Latencies) -> pd.DataFram
     """`points` with further percentiles from the records."""
     points = points.copy()
     for mark, rank in RANKS.items():
-        for metric in ("ttft", "tpot", "itl", "e2el") if latencies else ():
+        for metric in TIMES if latencies else ():
             column = f"{mark}_{metric}_ms"
             values = [latencies.get(i, {}).get(metric, np.empty(0)) for i in points.index]
             from_records = [float(np.percentile(v, rank)) * 1e3 if len(v) else math.nan for v in values]
             given = points.get(column, math.nan)
             points[column] = np.where(np.isnan(given), from_records, given)
     return points
-
-
-def _metrics(points: pd.DataFrame) -> list[str]:
-    """The metrics that the page compares."""
-    times = [f"{mark}_{metric}_ms" for metric in ("ttft", "tpot", "itl", "e2el") for mark in MARKS]
-    return [m for m in (*RATES, *ACCEPTANCE, *CACHE, *times) if m in points and points[m].notna().any()]
-
-
-def _entry(entry: dict[str, Any], metrics: list[str]) -> dict[str, Any]:
-    steps = {step: entry.get(f"breakdown_ms_{step}") for step in STEP_COLOURS}
-    return {
-        "arch": entry["arch"],
-        "load": [entry["load_kind"], load_text(entry["load"])],
-        "n": entry["replications"],
-        "stability": str(entry["stability"]),
-        "grew": grew(entry["stability"]),
-        "foundation": str(entry["foundation"]),
-        "profile": str(entry["profile"]),
-        "values": {m: _interval(entry[m]) for m in metrics if isinstance(entry.get(m), Interval)},
-        "bands": {m: ends for m in metrics if None not in (ends := [_end(entry, m, end) for end in ("low", "high")])},
-        "drafts": math.isfinite(getattr(entry.get("spec_decode_acceptance_length"), "mean", math.nan)),
-        "steps": {step: _short(v.mean) for step, v in steps.items() if isinstance(v, Interval)},
-    }
-
-
-def _end(entry: dict[str, Any], metric: str, end: str) -> float | None:
-    """One end of a metric's error bar, if forward times are predicted."""
-    value = entry.get(f"{metric}_{end}")
-    return _short(value.mean) if isinstance(value, Interval) else None
 
 
 def _levels(results: Results) -> dict[str, list[float]]:
@@ -158,15 +224,18 @@ def _levels(results: Results) -> dict[str, list[float]]:
     return {metric: list(dict.fromkeys(every)) for metric, every in levels.items()}
 
 
-def _rivals(frame: pd.DataFrame, metrics: list[str]) -> dict[tuple[str, str, str], dict[str, Any]]:
-    """Relative paired differences by point, then by reference architecture, then by metric.
+Where = tuple[str, str, str]  # architecture, kind of load, load
+
+
+def _rivals(frame: pd.DataFrame, metrics: Sequence[str]) -> dict[tuple[Where, str, str], Interval]:
+    """Relative paired differences by place, reference architecture and metric.
 
     The same as `study.stats.paired_differences`, for all pairs of architectures.
     """
-    differences: dict[tuple[str, str, str], dict[str, Any]] = {}
+    differences: dict[tuple[Where, str, str], Interval] = {}
     places = list(zip(frame["arch"], frame["load_kind"], map(load_text, frame["load"]), frame["seed"], strict=True))
     for metric in (m for m in metrics if frame[m].dtype != object):
-        by_seed: dict[tuple[str, str, str], dict[int, float]] = {}
+        by_seed: dict[Where, dict[int, float]] = {}
         for (arch, kind, load, seed), value in zip(places, frame[metric], strict=True):
             by_seed.setdefault((arch, kind, load), {})[seed] = value
         for (arch, kind, load), mine in by_seed.items():
@@ -174,56 +243,70 @@ def _rivals(frame: pd.DataFrame, metrics: list[str]) -> dict[tuple[str, str, str
                 theirs = by_seed.get((against, kind, load), {})
                 if arch != against and theirs:
                     relative = interval([mine[s] / theirs[s] - 1 for s in mine if theirs.get(s)])
-                    differences.setdefault((arch, kind, load), {}).setdefault(against, {})[metric] = _interval(relative)
+                    differences[(arch, kind, load), against, metric] = relative
     return differences
 
 
-def _histograms(entries: list[dict[str, Any]], setting: int, latencies: Latencies) -> list[dict[str, Any]]:
-    """Counts over edges that all architectures of a load share, evenly spaced on a logarithmic axis."""
-    histograms = []
-    mine = [e for e in entries if e["setting"] == setting]
-    for load in {tuple(e["load"]): None for e in mine}:
-        here = [e for e in mine if tuple(e["load"]) == load]
-        for metric in ("ttft", "tpot", "itl", "e2el"):
-            known = {e["arch"]: [latencies[i][metric] for i in e["rows"] if i in latencies] for e in here}
-            values_ms = {arch: np.concatenate(runs) * 1e3 for arch, runs in known.items() if any(map(len, runs))}
-            if not values_ms:
-                continue
-            every = np.concatenate(list(values_ms.values()))
-            low = float(every[every > 0].min(initial=every.max())) or 1e-3
-            edges = np.geomspace(low, max(float(every.max()), low * 1.01), HIST_BINS + 1)
-            counts = {arch: histogram(values, edges) for arch, values in values_ms.items()}
-            histograms.append(
-                {"setting": setting, "load": list(load), "metric": metric, "edges": [_short(v) for v in edges]}
-                | {"counts": {arch: c.tolist() for arch, c in counts.items()}}
+def _table(
+    here: Sequence[Entry], metrics: Sequence[str], rivals: Mapping[tuple[Where, str, str], Interval], against: str
+) -> dict[str, Any]:
+    """The metrics at one load, a column per architecture, with differences from `against`."""
+    rows = [("queue", "", [(str(e["stability"]), "", "grew" if grew(e["stability"]) else "") for e in here])]
+    for metric in sorted(metrics, key=lambda m: m not in ALWAYS):
+        group = "" if metric in ALWAYS else "more latencies" if LATENCY.fullmatch(metric) else "acceptance and cache"
+        cells = []
+        for e in here:
+            off = rivals.get(((e["arch"], *_place(e)), against, metric))
+            cells.append(
+                (cell(e.get(metric)), *difference(off, better(metric), grew(e["stability"]) and "_ms" in metric))
             )
-    return histograms
+        rows.append((metric_label(metric), group, cells))
+    rows.sort(key=lambda row: row[1] != "" and 1 + (row[1] == "more latencies"))
+    return {"heads": [(e["arch"], arch_colour(e["arch"])) for e in here], "rows": rows}
 
 
-def histogram(values: NDArray[Any], edges: NDArray[Any]) -> NDArray[Any]:
+def difference(relative: Interval | None, sign: int, unsteady: bool) -> tuple[str, str]:
+    """A paired difference as text and its class: significant only if its interval excludes 0."""
+    if relative is None or math.isnan(relative.mean):
+        return "", "unsure" if unsteady else ""
+    far = relative.mean >= 9
+    text = f"{relative.mean + 1:,.3g}×" if far else cell(relative, 1, 100, "+").replace(" ", "% ", 1)
+    text += "" if far or "±" in text else "%"
+    sure = relative.n > 1 and abs(relative.mean) > relative.half_width and not unsteady
+    return text, "unsure" if not sure else "" if not sign else "better" if sign * relative.mean > 0 else "worse"
+
+
+def _histogram(rows: pd.DataFrame, metric: str, latencies: Latencies) -> Chart | None:
+    """Shares over edges that all architectures of a load have in common, evenly spaced on a logarithmic axis."""
+    known = {
+        arch: [latencies[i][metric] for i in mine.index if i in latencies]
+        for arch, mine in rows.groupby("arch", sort=False)
+    }
+    values_ms = {arch: np.concatenate(runs) * 1e3 for arch, runs in known.items() if any(map(len, runs))}
+    if not values_ms:
+        return None
+    every = np.concatenate(list(values_ms.values()))
+    low = float(every[every > 0].min(initial=every.max())) or 1e-3
+    edges = np.geomspace(low, max(float(every.max()), low * 1.01), HIST_BINS + 1)
+    return histogram(
+        metric, edges, {str(a): (arch_colour(str(a)), counts(v, edges)) for a, v in values_ms.items()}, log_x=True
+    )
+
+
+def counts(values: NDArray[Any], edges: NDArray[Any]) -> NDArray[Any]:
     """Number of values between neighbouring edges; the outermost bins include values beyond."""
     return np.histogram(values.clip(edges[0], edges[-1]), edges)[0]
 
 
-def _loads(points: pd.DataFrame, kinds: list[str]) -> list[dict[str, Any]]:
-    """Loads in order, with their position on an axis; an infinite rate is one step after the largest finite one."""
-    listed = []
-    for kind in kinds:
-        loads = sorted({load for load in points.loc[points["load_kind"] == kind, "load"] if not math.isnan(load)})
-        at = list(zip(map(load_text, loads), places(loads), strict=True)) or [("trace", 1.0)]
-        listed += [{"kind": kind, "name": load_name(kind), "text": text, "x": x} for text, x in at]
-    return listed
-
-
-def _source(results: Results, number: int) -> dict[str, Any]:
-    """Provenance: the files, the profile and its foundation."""
+def _source(results: Results, number: int) -> tuple[str, str]:
+    """The name of a result, and where it is from as HTML: files, profile, its foundation, and all settings."""
     source = results.sources[number]
     points = results.points[results.points["source"] == number]
     row = points.iloc[0]
-    provenance = source.provenance
-    if provenance is None:
+    foundation = source.provenance
+    if foundation is None:
         profile = known_profile(str(row["gpu"]), str(row["profile"]), source.config)
-        provenance = None if profile is None else profile.provenance
+        foundation = None if profile is None else profile.provenance
     facts = {
         "results": source.name,
         "date": source.date,
@@ -235,26 +318,7 @@ def _source(results: Results, number: int) -> dict[str, Any]:
         "profile": str(row["profile"]),
         "foundation": str(row["foundation"]),
         "note": "; ".join(most_outside(dict(point) for _, point in points.iterrows())),
+        "Foundation of the profile": foundation or {"": "Not recorded, and the profile is not built in."},
+        "Configuration": flat(source.config.model_dump()),
     }
-    return {
-        "facts": {name: str(value) for name, value in facts.items() if value not in ("", None)},
-        "provenance": flat(provenance or {}),
-        "config": flat(source.config.model_dump()),
-    }
-
-
-def _interval(value: Interval) -> list[float | int | None]:
-    return [_short(value.mean), _short(value.half_width), value.n]
-
-
-def _short(value: float, digits: int = 5) -> float | None:
-    """A number rounded to visible digits; null for none."""
-    return float(f"{value:.{digits}g}") if math.isfinite(value) else None
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {name: _plain(item) for name, item in value.items()}
-    if isinstance(value, np.ndarray | list):
-        return [None if not math.isfinite(v) else int(v) if v == int(v) else _short(v, 4) for v in value]
-    return _short(value, 8)
+    return source.name, provenance(facts)

@@ -15,9 +15,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from pdvsim.bench.resultfiles import Records
 from pdvsim.sim.core import KINDS
 from pdvsim.sim.records import LANES, Columns
-from pdvsim.study.resultfiles import Records
 
 Floats = NDArray[np.float64]
 

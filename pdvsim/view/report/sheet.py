@@ -7,22 +7,22 @@ content security policy forbids loading anything.
 from __future__ import annotations
 
 import base64
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from hashlib import sha256
 from html import escape
-from importlib.resources import files
 from itertools import groupby
 from typing import TYPE_CHECKING, Any, Protocol
 
-from pdvsim.study.output import picture
+from pdvsim.bench.output import picture
+from pdvsim.view.report import html_page
 from pdvsim.view.style import number_text
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 DPI = 120
-POLICY = "default-src 'none'; style-src 'unsafe-inline'; img-src data:"
+RULED = re.compile(r"^(?=.*  )(.+\n-+(?:\n.*  .*)*)$|^(.+)\n-+$", re.M)  # a table's lines, or a heading
 
 
 class Showable(Protocol):
@@ -65,27 +65,14 @@ class Sheet:
     facts: Mapping[str, Any] = field(default_factory=dict)  # provenance, one level or two
 
     def html(self) -> str:
-        here = files("pdvsim.view.report")
-        style = here.joinpath("page.css").read_text(encoding="utf-8")
         images = {name: f'<div class="scroll">{image(figure, name)}</div>' for name, figure in self.pictures.items()}
         shown = [
             (name or "Figures", parts_html(parts) + images.pop(name, "")) for name, parts in self.sections if parts
         ]
         blocks = [*images.items(), *shown, ("Provenance", provenance(self.facts))]
         body = "\n".join(f"<section><h2>{escape(name)}</h2>{block}</section>" for name, block in blocks)
-        script = here.joinpath("copy.js").read_text(encoding="utf-8") if 'class="command"' in body else ""
-        policy, tag = POLICY, ""
-        if script:
-            policy += f"; script-src 'sha256-{base64.b64encode(sha256(script.encode()).digest()).decode()}'"
-            tag = f"<script>{script}</script>\n"
-        return (
-            '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
-            '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
-            f'<meta http-equiv="Content-Security-Policy" content="{policy}">\n<link rel="icon" href="data:,">\n'
-            f"<title>{escape(self.title)}</title>\n<style>{style}</style>\n</head>\n<body>\n"
-            f'<header>\n<h1>{escape(self.title)}</h1>\n<p id="lead">{escape(self.lead)}</p>\n</header>\n<main>\n'
-            f"{body}\n</main>\n{tag}</body>\n</html>\n"
-        )
+        scripts = ["copy.js"] if 'class="command"' in body else []
+        return html_page(self.title, self.lead, f"<main>\n{body}\n</main>", scripts)
 
 
 def parts_html(parts: Iterable[str | Showable]) -> str:
@@ -115,33 +102,13 @@ def image(figure: Figure, name: str) -> str:
 
 def printed(text: str) -> str:
     """A printed text as HTML: headings, tables that keep their columns, and lines that may wrap."""
-    pieces: list[str] = []
-    loose: list[str] = []
-    lines = [*text.splitlines(), ""]
-    at = 0
-
-    def wrap() -> None:
-        if any(loose):
-            pieces.append('<pre class="wrap">{}</pre>'.format(escape("\n".join(loose).strip("\n"))))
-        loose.clear()
-
-    while at < len(lines):
-        line, under = lines[at], lines[at + 1] if at + 1 < len(lines) else ""
-        if line and set(under) == {"-"} and "  " not in line:
-            wrap()
-            pieces.append(f"<h3>{escape(line)}</h3>")
-            at += 2
-        elif line and set(under) == {"-"}:
-            wrap()
-            end = at + 2
-            while end < len(lines) and "  " in lines[end]:
-                end += 1
-            pieces.append("<pre>{}</pre>".format(escape("\n".join(lines[at:end]))))
-            at = end
-        else:
-            loose.append(line)
-            at += 1
-    wrap()
+    pieces, end = [], 0
+    for found in (*RULED.finditer(text), None):
+        loose = text[end : found.start() if found else None].strip("\n")
+        pieces += [f'<pre class="wrap">{escape(loose)}</pre>'] if loose else []
+        if found is not None:
+            pieces.append(f"<pre>{escape(found[1])}</pre>" if found[1] else f"<h3>{escape(found[2])}</h3>")
+            end = found.end()
     return "".join(pieces)
 
 

@@ -1,0 +1,303 @@
+"""Measured pairs of servers, without and with speculation, against simulations of both.
+
+`data/speculation/pairs.csv` has published pairs with their sources; `data/h200/vllm` benches of our own. Both sides
+are simulated as closed loops of the stated concurrency with the pair's engine, version and card. Where a source
+states neither lengths nor acceptance by position, lengths are typical of its data set (`LENGTHS`) and every position is
+accepted alike, so that the stated tokens per round result. EAGLE-1 heads are simulated as MTP layers: one layer that
+joins state and embedding, and the target's output projection.
+
+A tree is simulated as a chain of as many steps with the tree's acceptance length, whose forwards are priced as the
+tree's: the verify over `verified_tokens` per row, and each step of the drafter after the first over `topk` rows per
+request.
+
+Rows marked held_out are a test: no constant may be fitted to them.
+
+Not modelled: answers that are much longer than others. Qwen3-30B-A3B's runs at 32 and 64 requests had few requests
+running most of the time: their plain throughput is a sixth of what the engine reaches with all.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from importlib.resources import files
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from scipy.optimize import brentq
+
+from pdvsim.sim.config import Acceptance, Experiment, Hardware, Server, Traffic
+from pdvsim.sim.core import ServingEngine
+from pdvsim.sim.engines.profiles import engine_profile, serving
+from pdvsim.sim.hardware.models import HEADS
+from pdvsim.sim.hardware.profile import Profile
+from pdvsim.sim.limits import MAX_DRAFT
+from pdvsim.sim.metrics.summary import summarise
+from pdvsim.sim.relevance import applicable
+from pdvsim.sim.run import simulate
+from pdvsim.sim.specs import Pair
+
+DATA = Path(str(files("pdvsim.calibration"))) / "data"
+# Mean tokens in and out: four from SpecDecode-Bench's traces; thinking from AngelSlim's issue; those of Apertus from
+# its results, but for the prompts of the 70B's three workloads and of chat, which are assumed; the others are assumed
+LENGTHS = {
+    "mt-bench": (100, 250), "gsm8k": (94, 166), "sharegpt": (355, 728), "cnn": (838, 323), "instructcoder": (171, 262),
+    "long-spec-bench": (4500, 1000), "mt-bench-thinking": (100, 1089), "mtbench": (100, 250), "humaneval": (170, 250),
+    "math500": (120, 500), "livecodebench": (450, 600), "financeqa": (400, 300), "gpqa": (300, 700),
+    "opb": (563, 478), "chat": (1500, 600), "open_chat": (150, 129), "code": (200, 340), "mechanistic": (813, 256),
+    "long_context_summarization": (600, 231),
+}  # fmt: skip
+# Releases of the months that sources state instead of a version
+RELEASES = {
+    "March 2025": "0.4.4", "April 2025": "0.8.4", "July 2025": "0.9.2", "September 2025": "0.10.2",
+    "November 2025": "0.11.2", "December 2025": "0.5.5",
+}  # fmt: skip
+ACCEPTED = 0.75  # share accepted at every position where no acceptance is published: DeepSeek-R1's MTP layer
+SPREAD = 0.6  # of lengths, on both sides of their mean
+LEAST_REQUESTS, TURNS = 8, 4  # of a run: at least so many, and so many per client
+
+
+class ServedFigures(NamedTuple):
+    """What one side of a pair reached."""
+
+    tpot_ms: float = math.nan
+    throughput: float = math.nan  # tokens per second
+
+
+class PairSide(NamedTuple):
+    """One server and its load: what is simulated."""
+
+    engine: ServingEngine
+    version: str
+    card: str
+    shards: int
+    ranks: int
+    expert_parallel: bool
+    pair: str
+    k: int  # 0: without speculation
+    topk: int  # rows per request of a drafter's steps after the first: a tree; 0: a chain
+    verified_tokens: int
+    rates: tuple[float, ...]
+    tokens: tuple[int, int]
+    spread: float
+    requests: int
+    concurrency: int
+    asynchronous: bool | None = None
+
+    @property
+    def experiment(self) -> Experiment:
+        prompt, output = self.tokens
+        traffic = Traffic(
+            "random", num_prompts=self.requests, max_concurrency=self.concurrency, input_len=prompt, output_len=output,
+            random_range_ratio=self.spread,
+        )  # fmt: skip
+        accepted = Acceptance(synthetic_acceptance_rates=self.rates) if self.k else Acceptance()
+        hardware = Hardware(
+            self.card, engine=self.engine, tensor_parallel_size=self.shards, data_parallel_size=self.ranks,
+            enable_expert_parallel=self.expert_parallel, band=False, gpu_memory_utilization=0.95,
+        )  # fmt: skip
+        server = Server(self.pair, num_speculative_tokens=self.k, max_num_seqs=256, max_num_batched_tokens=8192)
+        return applicable(Experiment("colocated", traffic, accepted, server, hardware))
+
+
+class MeasuredPair(NamedTuple):
+    """One pair of servers, and what they reached."""
+
+    method: str
+    plain: PairSide
+    drafted: PairSide
+    measured: tuple[ServedFigures, ServedFigures]
+    speedup: float
+    of_tpot: bool  # the speed-up is one of TPOT, else of throughput
+    held_out: bool
+    source: str
+    setting: str  # what pairs that differ only in their draft length share
+
+    @property
+    def method_class(self) -> str:
+        """The method, with trees told from chains."""
+        return f"{self.method} tree" if self.drafted.topk else self.method
+
+
+class PredictedPair(NamedTuple):
+    """A pair with what is predicted for both sides."""
+
+    pair: MeasuredPair
+    predicted: tuple[ServedFigures, ServedFigures]
+
+    @property
+    def speedup(self) -> float:
+        plain, drafted = self.predicted
+        return plain.tpot_ms / drafted.tpot_ms if self.pair.of_tpot else drafted.throughput / plain.throughput
+
+    @property
+    def error(self) -> float:
+        return self.speedup / self.pair.speedup - 1
+
+    @property
+    def has_sign(self) -> bool:
+        """Whether both say that speculation pays, or both that it does not."""
+        return (self.speedup >= 1) == (self.pair.speedup >= 1)
+
+    def errors_of(self, name: str, side: int) -> float:
+        """The error of a figure of one side; nan where it was not measured."""
+        return float(getattr(self.predicted[side], name) / getattr(self.pair.measured[side], name) - 1)
+
+
+def read_pairs(own: bool = True) -> list[MeasuredPair]:
+    """The published pairs and, if `own`, those of our own benches."""
+    with (DATA / "speculation" / "pairs.csv").open(encoding="utf-8", newline="") as file:
+        published = [_published(row) for row in csv.DictReader(file)]
+    return published + (list(_benched(DATA / "h200" / "vllm" / "rows.jsonl")) if own else [])
+
+
+def _published(row: dict[str, str]) -> MeasuredPair:
+    k, clients, drafter = int(row["k"]), int(row["concurrency"]), row["drafter"]
+    tokens = LENGTHS.get(row["dataset"])
+    if tokens is None:  # such as 1024/8192
+        prompt, _, output = row["dataset"].partition("/")
+        tokens = int(prompt), int(output)
+    length, layout = row["acceptance_length"], row["layout"]
+    head = f"{drafter}-{row['target']}" if drafter in HEADS else drafter
+    drafted = PairSide(
+        row["engine"], RELEASES.get(row["version"], row["version"]), row["card"],  # type: ignore[arg-type]
+        1 if layout.startswith("dp") else int(layout[2:].split()[0]),
+        int(layout[2:].split()[0]) if layout.startswith("dp") else 1, layout.endswith("ep"),
+        f"{head}:{row['target']}", k, int(row["topk"] or 0), int(row["verified_tokens"] or 0),
+        rates_of(float(length), k) if length else tuple(ACCEPTED ** n for n in range(1, k + 1)),
+        tokens, SPREAD, max(LEAST_REQUESTS, TURNS * clients), clients,
+    )  # fmt: skip
+    of_tpot, figures = row["unit"] == "TPOT ms", [ServedFigures(), ServedFigures()]
+    if row["unit"] in ("TPOT ms", "tok/s"):
+        name = "tpot_ms" if of_tpot else "throughput"
+        figures = [ServedFigures(**{name: float(row[side] or "nan")}) for side in ("plain", "drafted")]
+    named = ("source", "version", "card", "layout", "target", "drafter", "concurrency", "topk", "dataset", "note")
+    return MeasuredPair(
+        "model" if drafter not in (*HEADS, "ngram") else drafter, _without(drafted), drafted, (figures[0], figures[1]),
+        float(row["speedup"]), of_tpot, bool(row["held_out"]), row["source"], " ".join(row[name] for name in named),
+    )  # fmt: skip
+
+
+def _without(drafted: PairSide) -> PairSide:
+    """The same server without a drafter."""
+    return drafted._replace(pair=f"none:{drafted.pair.partition(':')[2]}", k=0, topk=0, verified_tokens=0, rates=())
+
+
+def _benched(path: Path) -> Iterator[MeasuredPair]:
+    """Pairs of benches of one load; a pair is held out if one of the two is."""
+    rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+    usual = [row for row in rows if "eager" not in row["serve"] and "max-num-batched" not in row["serve"]]
+    usual = [row for row in usual if "c" in row["load"]]
+    plain = {
+        (row["model"], row["bench"]): row for row in usual if row["speculation"] is None and "async" not in row["serve"]
+    }
+    for row in usual:
+        base, asked = plain.get((row["model"], row["bench"])), row["speculation"]
+        if asked is None or base is None:
+            continue
+        load, method = row["load"], {"draft_model": "model"}.get(asked["method"], asked["method"])
+        drafter = {"model": asked.get("model"), "ngram": "ngram"}.get(method, f"{method}-{row['model']}")
+        drafted = PairSide(
+            "vllm", row["version"], "h200", 1, 1, False, f"{drafter}:{row['model']}", asked["num_speculative_tokens"],
+            0, 0, tuple(asked["synthetic_acceptance_rates"]), (load["in"], load["out"]), 0.5, load["n"], load["c"],
+        )  # fmt: skip
+        figures = [ServedFigures(one["mean_tpot_ms"], one["output_throughput"]) for one in (base, row)]
+        yield MeasuredPair(
+            method, _without(drafted), drafted, (figures[0], figures[1]), figures[0].tpot_ms / figures[1].tpot_ms,
+            True, row["held_out"] or base["held_out"], "calibration/data/h200/vllm",
+            f"{row['model']} {method} {row['bench']}",
+        )  # fmt: skip
+
+
+def rates_of(length: float, k: int) -> tuple[float, ...]:
+    """Shares of drafts accepted at each position, if each is as likely to be accepted, that give a mean length."""
+    if length >= k + 1:
+        return (1.0,) * k
+    rate = float(brentq(lambda p: sum(p**n for n in range(1, k + 1)) - (length - 1), 0.0, 1.0))
+    return tuple(rate**n for n in range(1, k + 1))
+
+
+def predicted(pair: MeasuredPair) -> PredictedPair:
+    """Simulate both sides of a pair."""
+    return PredictedPair(pair, (figures_of(pair.plain), figures_of(pair.drafted)))
+
+
+@lru_cache(maxsize=4096)
+def figures_of(side: PairSide) -> ServedFigures:
+    """Simulate one side."""
+    metrics = summarise(simulate(side.experiment, profile=_profile(side)))
+    return ServedFigures(metrics["mean_tpot_ms"], metrics["output_throughput"])
+
+
+def _profile(side: PairSide) -> Profile:
+    """The profile of a side's engine and version, with a tree's forwards if it drafts one."""
+    one = side.experiment
+    profile = engine_profile(side.engine, side.card, side.version)
+    profile = serving(profile, one.server.drafted_by if side.k else "none", side.asynchronous)
+    covering = profile.covering(one.pair if side.k else Pair(one.pair.target, one.pair.target))
+    return _as_tree(covering, side) if side.topk else covering
+
+
+def _as_tree(profile: Profile, side: PairSide) -> Profile:
+    """Return the same with a tree's forwards in place of a chain's, at the side's concurrency."""
+    pair, requests, steps = side.experiment.pair, side.concurrency, side.k
+    context = requests * sum(side.tokens)
+    target, drafter = profile.cost_model(pair.target), profile.cost_model(pair.draft)
+    tokens = side.verified_tokens
+    parts = -(-tokens // MAX_DRAFT)  # attention wider than was measured reads the cache once for each part
+    chain, tree = target.price(requests, steps + 1), target.price(parts * requests, -(-tokens // parts))
+    wider_s = tree.seconds(parts * context) - chain.seconds(context)
+    one_s, many_s = (drafter.price(requests * rows_each).seconds_0 for rows_each in (1, side.topk))
+    more_s = wider_s + (steps - 1) * (many_s - one_s)
+    fit = profile.models[pair.target.name]
+    knots = tuple((width, seconds + more_s * (width > 1)) for width, seconds in fit.width_knots)
+    wider = replace(fit, width_knots=knots)
+    return replace(profile, models=profile.models | {pair.target.name: wider})
+
+
+@dataclass(frozen=True)
+class LengthChoice:
+    """The best draft length of a setting, 0 among them: measured, predicted, and what the predicted one loses."""
+
+    setting: str
+    measured: int
+    predicted: int
+    loss: float  # share of the speed of the measured best
+
+
+def best_lengths(predictions: Iterable[PredictedPair], least: int = 3) -> list[LengthChoice]:
+    """Choices among draft lengths, of settings for which at least three were measured."""
+    groups: dict[str, list[PredictedPair]] = {}
+    for one in predictions:
+        groups.setdefault(one.pair.setting.replace(one.pair.source, "", 1).strip(), []).append(one)
+    choices = []
+    for setting, group in groups.items():
+        measured = {0: 1.0} | {one.pair.drafted.k: one.pair.speedup for one in group}
+        if len(measured) > least:
+            foreseen = {0: 1.0} | {one.pair.drafted.k: one.speedup for one in group}
+            best, chosen = max(measured, key=measured.__getitem__), max(foreseen, key=foreseen.__getitem__)
+            choices.append(LengthChoice(setting, best, chosen, 1 - measured[chosen] / measured[best]))
+    return choices
+
+
+def error_cells(predictions: Sequence[PredictedPair]) -> dict[str, Any]:
+    """Errors of a group: of the ratio, its sign, and of the figures that were measured."""
+    ratio = np.abs([one.error for one in predictions])
+    cells: dict[str, Any] = {
+        "pairs": len(predictions),
+        "ratio_median": float(np.median(ratio)),
+        "ratio_95": float(np.quantile(ratio, 0.95)),
+        "ratio_signed": float(np.median([one.error for one in predictions])),
+        "signs": sum(one.has_sign for one in predictions),
+    }
+    for name in ServedFigures._fields:
+        for side, what in enumerate(("plain", "drafted")):
+            errors = np.array([one.errors_of(name, side) for one in predictions])
+            known = errors[np.isfinite(errors)]
+            cells[f"{name}_{what}"] = float(np.median(np.abs(known))) if known.size else None
+    return cells

@@ -1,0 +1,273 @@
+"""Result documents and files: their names and content, and a check before a run that they can be written."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import hashlib
+import io
+import json
+import math
+import os
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict
+from datetime import datetime
+from itertools import takewhile
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, BinaryIO
+
+import numpy as np
+
+from pdvsim.bench.stats import Interval
+from pdvsim.common.console import say
+from pdvsim.common.files import check_writable, digest, in_place, write_all
+from pdvsim.common.version import __version__
+from pdvsim.sim.config import Experiment
+from pdvsim.sim.core import KINDS
+from pdvsim.sim.records import LANES, ROLES, Array, Result, Table, parts
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from matplotlib.figure import Figure
+
+SCHEMA = 1  # of a run's document
+SWEEP_SCHEMA = 2  # of sweep.json
+DETAILS = ("requests", "launches", "deliveries")
+WORDS = {"lane": LANES, "kind": KINDS, "role": ROLES}
+
+
+def now() -> str:
+    """The date in vLLM's format for results and file names."""
+    return datetime.now().strftime("%Y%m%d-%H%M%S")
+
+
+def plain(value: Any) -> Any:
+    """`value` as JSON: nan and inf become null; intervals and tuples are expanded."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, dict):
+        return {str(key): plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(item) for item in value]
+    if isinstance(value, Interval):
+        return plain(asdict(value))
+    return plain(value.item()) if hasattr(value, "item") else value  # numpy's scalars
+
+
+def dumps(document: Any) -> str:
+    """One JSON document, strict and readable."""
+    return json.dumps(plain(document), indent=2, allow_nan=False)
+
+
+def settings(config: Any) -> dict[str, Any]:
+    """A configuration as nested plain values; an infinite rate is "inf", as vLLM writes it."""
+    return {key: setting(value) for key, value in asdict(config).items()}
+
+
+def setting(value: Any) -> Any:
+    """`value` with infinite numbers as "inf"."""
+    if isinstance(value, dict):
+        return {key: setting(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [setting(item) for item in value]
+    return "inf" if value == math.inf else value
+
+
+def run_document(result: Result, metrics: dict[str, Any], date: str, label: str) -> dict[str, Any]:
+    """The result of one run: vLLM's keys first, then provenance and the whole configuration."""
+    experiment: Experiment = result.experiment
+    traffic = experiment.traffic
+    return {
+        "date": date,
+        "endpoint_type": "pdvsim",
+        "backend": "pdvsim",
+        "label": label,
+        "model_id": experiment.server.pair.partition(":")[2],
+        "tokenizer_id": traffic.tokenizer,
+        "num_prompts": len(result.requests["id"]) if result.streamed is None else traffic.num_prompts,
+        "request_rate": setting(traffic.request_rate),
+        "burstiness": traffic.burstiness,
+        "max_concurrency": traffic.max_concurrency,
+        "arch": experiment.arch,
+        "pair": experiment.server.pair,
+        "seed": traffic.seed,
+        **{key: value for key, value in result.meta.items() if isinstance(value, str | int | float | None)},
+        **metrics,
+        "provenance": result.meta.get("provenance"),
+        "pdvsim_version": __version__,
+        "config": settings(experiment),
+    }
+
+
+def parquet(frame: pd.DataFrame) -> bytes:
+    """A table as a parquet file's content."""
+    buffer = io.BytesIO()
+    frame.to_parquet(buffer, index=False)
+    return buffer.getvalue()
+
+
+def records(result: Result, digests: dict[str, str]) -> dict[str, Callable[[BinaryIO], None]]:
+    """Writers of each table of a run as parquet, a part at a time; each puts its file's digest in `digests`."""
+    if result.streamed is not None:
+        raise ValueError("the records of this run were not kept (--no-detailed)")
+
+    def writes(name: str) -> Callable[[BinaryIO], None]:
+        def write(file: BinaryIO) -> None:
+            digests[name] = _write_table(getattr(result, name), file)
+
+        return write
+
+    return {name: writes(name) for name in DETAILS}
+
+
+def records_file(folder: Path, index: int, name: str) -> Path:
+    """File of a point's requests, launches or deliveries."""
+    return folder / f"{index:05}.{name}.parquet"
+
+
+def write_records(folder: Path, index: int, result: Result) -> dict[str, str]:
+    """Write a point's records to a folder; returns their digests by table."""
+    digests: dict[str, str] = {}
+    write_all({records_file(folder, index, name): w for name, w in records(result, digests).items()}, replace=True)
+    return digests
+
+
+def damaged_records(folder: Path, index: int, digests: Mapping[str, str]) -> list[str]:
+    """The names of a point's records that are missing or changed."""
+    files = {records_file(folder, index, name): name for name in DETAILS}
+    return [path.name for path, name in files.items() if digest(path) != digests.get(name)]
+
+
+def _write_table(table: Table, file: BinaryIO) -> str:
+    """Write a table as parquet; returns its digest."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    def column(name: str, values: Array) -> Any:
+        if name not in WORDS:
+            return pa.array(values)
+        return pa.DictionaryArray.from_arrays(values.astype(np.int8), list(WORDS[name]))
+
+    hashed, writer = _Hashed(file), None
+    for part in parts(table):
+        rows = pa.table({name: column(name, values) for name, values in part.items()})
+        writer = writer or pq.ParquetWriter(hashed, rows.schema)
+        writer.write_table(rows)
+    if writer is not None:  # there is always one part
+        writer.close()
+    return hashed.sha256.hexdigest()
+
+
+class _Hashed(io.RawIOBase):
+    """A file whose content is hashed as it is written."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        self._file, self.sha256 = file, hashlib.sha256()
+
+    def writable(self) -> bool:
+        return True
+
+    def write(self, data: Any) -> int:
+        self.sha256.update(data)
+        return self._file.write(data)
+
+
+def tidy(frame: pd.DataFrame) -> pd.DataFrame:
+    """The same with one value per cell: a list becomes one column per position; missing values are nan."""
+    frame = frame.astype({name: float for name in frame if frame[name].isna().all()})
+    columns: dict[str, Any] = {}
+    for name, column in frame.items():
+        if column.map(lambda value: isinstance(value, list)).any():
+            lists = [value if isinstance(value, list) else [] for value in column]
+            for at in range(max(map(len, lists))):
+                columns[f"{name}_{at}"] = [value[at] if at < len(value) else math.nan for value in lists]
+        else:
+            columns[str(name)] = column
+    return type(frame)(columns)
+
+
+def csv(frame: pd.DataFrame) -> bytes:
+    """A table as a CSV file's content."""
+    buffer = io.BytesIO()
+    tidy(frame).to_csv(buffer, index=False)
+    return buffer.getvalue()
+
+
+def picture(figure: Figure, path: Path | str, dpi: int = 150) -> bytes:
+    """A figure as the content of an image file, in the format of `path`'s suffix."""
+    buffer = io.BytesIO()
+    figure.savefig(buffer, format=Path(path).suffix.removeprefix(".") or "png", dpi=dpi)
+    return buffer.getvalue()
+
+
+def save(files: Mapping[Path, bytes | None], stopped: str = "") -> int:
+    """Write the files of a result together, remove those that are None, and report it; returns the exit code.
+
+    `stopped` describes an interrupted result. It does not replace an earlier one.
+    """
+    if stopped and any(path.exists() for path in files):
+        files = {path.with_stem(f"{path.stem}-interrupted"): data for path, data in files.items()}
+    written = [path for path, data in files.items() if data is not None]
+    if stopped and not written:
+        say("pdvsim", f"interrupted: {stopped}; nothing was saved")
+        return 130
+    write_all(files)
+    say("pdvsim", f"saved {', '.join(map(str, written))}")
+    if stopped:
+        say("pdvsim", f"interrupted: {stopped} saved in {written[0].parent}")
+    return 130 if stopped else 0
+
+
+def answer_files(name: str, folder: str | None, question: object, date: str) -> list[Path]:
+    """Paths of the table, document and plot of any answer; an OSError if they cannot be written."""
+    place = check_folder(Path(folder or f"results/{name}-{date}"))
+    return [check_file(place / f"{name}.{kind}") for kind in ("parquet", "json", "png")]
+
+
+def check_file(path: Path) -> Path:
+    """`path` if it can be written, in a new folder if needed; an OSError otherwise. Leaves no file and no folder."""
+    with _folder_for(path):
+        check_writable(path)
+    return path
+
+
+def optional_file(name: str | None) -> Path | None:
+    """The file of an option, checked in the same way; None if it is not given."""
+    return check_file(Path(name)) if name else None
+
+
+def check_overwrite(path: Path, overwrite: bool) -> None:
+    """A ValueError if a regular file would be replaced that must not be."""
+    if path.exists() and not overwrite and not in_place(path):
+        raise ValueError(f"{path} exists already; use --overwrite to replace it")
+
+
+def check_folder(path: Path) -> Path:
+    """`path` if it is or can become a writable folder; an OSError otherwise, a ValueError if it is named as a file."""
+    check_folder_name(path)
+    if path.exists() and not path.is_dir():
+        raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(path))
+    check_file(path / ".pdvsim")
+    return path
+
+
+@contextmanager
+def _folder_for(path: Path) -> Iterator[None]:
+    """The folder of a file, for the block only if it does not exist: a command that fails leaves no empty folder."""
+    missing = list(takewhile(lambda folder: not folder.exists(), path.parents))
+    try:
+        for folder in reversed(missing):
+            folder.mkdir(exist_ok=True)
+        yield
+    finally:
+        for folder in missing:
+            with contextlib.suppress(OSError):  # another process uses it
+                folder.rmdir()
+
+
+def check_folder_name(path: Path) -> Path:
+    """`path`, unless it is named as one of the files that a folder gets: a ValueError then."""
+    if path.suffix in (".csv", ".html", ".json", ".parquet", ".png") and not (path.is_dir() or path.parent.is_file()):
+        raise ValueError(f"{path} would be a folder with several files: leave out {path.suffix}")
+    return path

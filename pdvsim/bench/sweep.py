@@ -1,0 +1,142 @@
+"""Sweeps: loads x varied flags x architectures x replications, one row per point.
+
+Replication i has seed base + i, the same for every architecture and load, so that differences are paired. Rows are in
+the order of the points for every backend (`pool`). Nothing in a row depends on this machine's clock.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from itertools import product
+from typing import TYPE_CHECKING, Any, Literal
+
+from pdvsim.bench.pool import Row
+from pdvsim.sim.config import Arch, Experiment
+from pdvsim.sim.limits import NumRuns, RequestRate, Requests, check_list, check_points, check_ranges
+from pdvsim.sim.relevance import applicable, vet
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+LoadKind = Literal["concurrency", "request_rate", "trace"]
+
+DEFAULT_RATES = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0)
+
+
+@dataclass(frozen=True)
+class Point:
+    """One run of a sweep; `varied` are its values of the varied flags, in order."""
+
+    load_kind: LoadKind
+    load: float
+    run: int
+    experiment: Experiment
+    varied: tuple[tuple[str, Any], ...] = ()
+
+    @property
+    def labels(self) -> Row:
+        """The columns that identify this point in its sweep, which come first in its row."""
+        labels: Row = {
+            "arch": self.experiment.arch,
+            "pair": self.experiment.server.pair,
+            "load_kind": self.load_kind,
+            "load": self.load,
+            "run": self.run,
+            "seed": self.experiment.traffic.seed,
+        }
+        # a list becomes a text, to be a table key
+        return labels | {n: "+".join(map(str, v)) if isinstance(v, tuple) else v for n, v in self.varied}
+
+    def __str__(self) -> str:
+        return ", ".join(f"{name} {value}" for name, value in self.labels.items() if name not in ("load_kind", "run"))
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """Loads x varied flags x architectures x replications around one experiment."""
+
+    archs: tuple[Arch, ...] = ("colocated",)
+    concurrency: tuple[Requests, ...] = ()
+    request_rate: tuple[RequestRate, ...] = ()
+    num_runs: NumRuns = 1
+    base: Experiment = field(default_factory=Experiment)
+    vary: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)  # fields of the experiment and their values
+
+    def __post_init__(self) -> None:
+        check_list("arch", self.archs)
+        varied_lists = {f"vary {name}": values for name, values in self.vary.items()}
+        lists = {"concurrency": self.concurrency, "request-rate": self.request_rate, **varied_lists}
+        for name, values in lists.items():
+            check_list(name, values, needed=False)
+        check_ranges(self)
+        if self.concurrency and self.request_rate:
+            raise ValueError("--concurrency and --request-rate are mutually exclusive")
+        if self.concurrency and self.base.traffic.max_concurrency is not None:
+            raise ValueError("--concurrency and --max-concurrency are mutually exclusive")
+        if self.base.traffic.use_trace_timestamps and self.concurrency:
+            raise ValueError("--use-trace-timestamps replays arrivals: give --request-rate, not --concurrency")
+        loads = len(self.concurrency or self.request_rate or DEFAULT_RATES)
+        varied = math.prod(map(len, self.vary.values()))
+        check_points("loads x varied values x architectures x runs", loads, varied, len(self.archs), self.num_runs)
+        vet(point.experiment for point in self._given if point.run == 0)  # before the first run; seeds do not matter
+
+    def points(self) -> list[Point]:
+        """Every run, loads outermost."""
+        return list(self._points)
+
+    @cached_property
+    def _points(self) -> list[Point]:
+        points, idle = [], False
+        for point in self._given:
+            if point.run == 0:  # seeds do not affect which options have an effect
+                idle = applicable(point.experiment) is not point.experiment
+            points.append(replace(point, experiment=applicable(point.experiment)) if idle else point)
+        return points
+
+    @cached_property
+    def _given(self) -> list[Point]:
+        """The same with every option as given, even without effect."""
+        axes = [[(name, value) for value in values] for name, values in self.vary.items()]
+        return [
+            Point(kind, load, run, self._experiment(arch, kind, load, run, varied), varied)
+            for kind, load in self._loads()
+            for varied in product(*axes)
+            for arch in self.archs
+            for run in range(self.num_runs)
+        ]
+
+    def _loads(self) -> Iterator[tuple[LoadKind, float]]:
+        if self.concurrency:
+            yield from (("concurrency", float(c)) for c in self.concurrency)
+        elif self.base.traffic.use_trace_timestamps and not self.request_rate:
+            yield "trace", math.nan
+        else:
+            yield from (("request_rate", float(r)) for r in self.request_rate or DEFAULT_RATES)
+
+    def _experiment(
+        self, arch: Arch, kind: LoadKind, load: float, run: int, varied: tuple[tuple[str, Any], ...]
+    ) -> Experiment:
+        settings: dict[str, Any] = {"arch": arch, "seed": self.base.traffic.seed + run, **dict(varied)}
+        if kind == "concurrency":
+            settings |= {"request_rate": math.inf, "max_concurrency": int(load)}
+        elif kind == "request_rate":
+            settings["request_rate"] = load
+        return self.base.with_settings(**settings)
+
+
+def flatten(metrics: dict[str, Any], prefix: str = "") -> Row:
+    """Nested dictionaries as one level, their keys joined by underscores."""
+    flat: Row = {}
+    for name, value in metrics.items():
+        flat |= flatten(value, f"{prefix}{name}_") if isinstance(value, dict) else {prefix + name: value}
+    return flat
+
+
+def frame_of(rows: Iterable[Row]) -> pd.DataFrame:
+    """Rows as a frame; columns that a row lacks are empty."""
+    import pandas as pd
+
+    return pd.DataFrame(list(rows))

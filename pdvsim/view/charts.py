@@ -1,0 +1,293 @@
+"""What a chart shows, whoever draws it: `view.figure` in a file, `view/report/page.js` on a page.
+
+A chart is either curves over a number or rows of bars. Its band or whiskers are the 95% confidence interval over
+replications; one replication has none. Hollow markers and bars are points where the queue grew: their latencies would
+increase with a longer run.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+
+import numpy as np
+
+from pdvsim.bench.stats import Interval, over_replications, varied
+from pdvsim.sim.metrics.summary import STEPS
+from pdvsim.sim.records import Array
+from pdvsim.view.style import (
+    ARCH_MARKERS,
+    AXIS_NAMES,
+    KIND_COLOURS,
+    LANE_COLOURS,
+    LILAC,
+    RAMP,
+    SLATE,
+    STEP_COLOURS,
+    arch_colour,
+    arch_marker,
+    grew,
+    name_of,
+    number_text,
+    paler,
+)
+from pdvsim.view.table import load_name, load_text
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+Entry = dict[str, Any]
+Dash = Literal["-", "--", ":", "-.", "none"]
+DASHES: tuple[Dash, ...] = ("-", "--", ":", "-.")
+PALEST = 0.7  # most white in the colour of an architecture's last setting
+LOGARITHMIC = ("ttft", "e2el")  # latencies that a queue multiplies
+
+
+@dataclass(frozen=True)
+class Curve:
+    """One curve; nan is a gap. Without values, its style."""
+
+    name: str
+    colour: str
+    x: Sequence[float] | Array = ()
+    y: Sequence[float] | Array = ()
+    half: Sequence[float] | Array = ()  # half-width of the interval of each point
+    low: Sequence[float] = ()  # error bar of predicted forward times
+    high: Sequence[float] = ()
+    hollow: Sequence[bool] = ()  # if given, points have markers
+    text: Sequence[str] = ()  # about each point
+    marker: str = "o"
+    dash: Dash = "-"
+    step: bool = False
+    fill: bool = False
+    size: float = 8.0  # of markers in a file, in points
+
+
+class Bar(NamedTuple):
+    """A bar in a row, and what to say about it."""
+
+    row: int
+    start: float
+    end: float
+    colour: str
+    text: str = ""
+    hollow: bool = False
+    half: float = 0.0  # half-width of the interval of its end
+
+
+@dataclass(frozen=True)
+class Chart:
+    """Curves, or rows of bars."""
+
+    title: str = ""
+    unit: str = ""
+    x: str = ""
+    traces: Sequence[Curve] = ()
+    rows: Sequence[str] = ()
+    bars: Sequence[Bar] = ()
+    key: Sequence[tuple[str, str]] = ()  # legend of bars: names and colours
+    ticks: Sequence[tuple[float, str]] = ()  # of the x axis
+    log_x: bool = False
+    log_y: bool = False
+    top: float | None = None  # end of the y axis
+    range: tuple[float, float] | None = None  # of the x axis
+    levels: Sequence[float] = ()  # service levels in ms, drawn as lines
+    upright: bool = False  # levels are values of the x axis
+    height: int = 0  # pixels on a page
+    free: bool = False  # the y axis need not begin at 0
+    labelled: bool = False  # bars with their texts, from a reference line at 0, or 1 on a logarithmic axis
+
+    @property
+    def constant(self) -> bool:
+        """Whether no curve ever changes."""
+        return all(len(set(np.asarray(t.y)[~np.isnan(t.y)].tolist())) < 2 for t in self.traces)
+
+
+def plain(value: Any) -> Any:
+    """Charts and their values as JSON: rounded to visible digits, without what is empty; nan is null."""
+    if isinstance(value, Chart | Curve):
+        parts, kept = vars(value).items(), {"x", "y", "bars"}  # also when they are empty
+        return {n: plain(p) for n, p in parts if n in kept or (len(p) if hasattr(p, "__len__") else p)}
+    if isinstance(value, Mapping):
+        return {name: plain(item) for name, item in value.items()}
+    if isinstance(value, list | tuple | np.ndarray):
+        return [plain(item) for item in (value.tolist() if isinstance(value, np.ndarray) else value)]
+    if isinstance(value, float):
+        return float(f"{value:.5g}") if math.isfinite(value) else None
+    return value.item() if hasattr(value, "item") else value
+
+
+# curves over the load ------------------------------------------------------------------------------------------------
+
+
+def arch_curve(arch: str) -> Curve:
+    """Curve style of an architecture."""
+    return Curve(arch, arch_colour(arch), marker=arch_marker(arch))
+
+
+def curves_named(labels: Sequence[str]) -> list[Curve]:
+    """Curves of other columns than architecture: other colours, from dark to pale."""
+    markers, steps = [*ARCH_MARKERS.values()], (len(RAMP) - 1) / max(len(labels) - 1, 1)
+    return [
+        Curve(n, RAMP[round(i * steps)], marker=markers[i % len(markers)], dash=DASHES[i % 3])
+        for i, n in enumerate(labels)
+    ]
+
+
+def entries_of(points: pd.DataFrame) -> list[Entry]:
+    """One entry per architecture, load and setting, in the order of the load; `series` names its curve."""
+    names = varied(points)
+    entries = []
+    for key, group in points.groupby(names, sort=False, dropna=False) if names else [((), points)]:
+        more = [f"{name.replace('_', ' ')} {value}" for name, value in zip(names, key, strict=True)]
+        entries += [e | {"series": ", ".join([e["arch"], *more])} for e in over_replications(group)]
+    return sorted(entries, key=lambda e: float(e["load"]) if not math.isnan(e["load"]) else math.inf)
+
+
+def curves_of(entries: Iterable[Entry]) -> list[Curve]:
+    """The curves of entries, ordered by architecture and setting; later settings are paler and dashed."""
+    series: dict[str, dict[str, None]] = {}
+    for entry in entries:
+        series.setdefault(entry["arch"], {})[entry["series"]] = None
+    markers = list(ARCH_MARKERS.values())
+    return [
+        Curve(
+            name, paler(arch_colour(arch), PALEST * number / len(names)) if number else arch_colour(arch),
+            marker=arch_marker(arch) if len(series) > 1 else markers[number % len(markers)], dash=DASHES[number % 3],
+        )
+        for arch, names in series.items()
+        for number, name in enumerate(names)
+    ]  # fmt: skip
+
+
+def has(entry: Entry, metric: str) -> bool:
+    """Whether an entry has a value for a metric."""
+    return isinstance(entry.get(metric), Interval) and math.isfinite(entry[metric].mean)
+
+
+def places(values: Iterable[float]) -> list[float]:
+    """Positions of loads, or other numbers, on an axis; infinity is one step after the largest finite one."""
+    known = [float(value) for value in values]
+    last = 2.0 * max((value for value in known if math.isfinite(value)), default=0.5)
+    return [value if math.isfinite(value) else last for value in known]
+
+
+def over_loads(
+    entries: Sequence[Entry],
+    metric: str,
+    curves: Sequence[Curve],
+    title: str | None = None,
+    levels: Sequence[float] = (),
+) -> Chart:
+    """One metric over the load, one curve per series; with one load only, bars."""
+    name, unit, scale = name_of(metric)
+    title = name if title is None else title
+    kind = str(entries[0]["load_kind"])
+    ticks = load_ticks(entries)
+    if len(ticks) == 1:
+        shown, colours = [e for e in entries if has(e, metric)], {c.name: c.colour for c in curves}
+        bars = [
+            Bar(n, 0.0, e[metric].mean * scale, colours[e["series"]], _said(e, metric, unit), grew(e["stability"]),
+                e[metric].half * scale) for n, e in enumerate(shown)
+        ]  # fmt: skip
+        place = f"{AXIS_NAMES.get(kind, 'Load')}: {ticks[0][1]}"
+        return Chart(title, unit, place, rows=[e["series"] for e in shown], bars=bars)
+    at, traces = places(e["load"] for e in entries), []
+    for curve in curves:
+        mine = [(e, x) for e, x in zip(entries, at, strict=True) if e["series"] == curve.name and has(e, metric)]
+        if mine:
+            traces.append(trace_of([e for e, _ in mine], metric, curve, [x for _, x in mine]))
+    log = any(word in metric for word in LOGARITHMIC)
+    return Chart(title, unit, AXIS_NAMES.get(kind, load_name(kind)), traces, ticks=ticks,
+                 log_x=ticks[0][0] > 0, log_y=log and spread(traces), levels=levels)  # fmt: skip
+
+
+def load_ticks(entries: Iterable[Entry]) -> list[tuple[float, str]]:
+    """The loads with their names, in order."""
+    loads = [e["load"] for e in entries]
+    return sorted(dict(zip(places(loads), map(load_text, loads), strict=True)).items())
+
+
+def spread(traces: Sequence[Curve]) -> bool:
+    """Whether positive values differ by so much that their axis is logarithmic."""
+    values = [y for trace in traces for y in trace.y]
+    return bool(values) and max(values) > 10 * min(values) > 0
+
+
+def trace_of(entries: Sequence[Entry], metric: str, curve: Curve, x: Sequence[float]) -> Curve:
+    """The values of entries at positions `x`, with their intervals and error bars."""
+    unit, scale = name_of(metric)[1:]
+    y = [e[metric].mean * scale for e in entries]
+    half = [e[metric].half * scale for e in entries]
+    ends = [
+        [e[f"{metric}_{end}"].mean * scale for e in entries if has(e, f"{metric}_{end}")] for end in ("low", "high")
+    ]
+    low, high = ends if len(x) == len(ends[0]) == len(ends[1]) else ((), ())
+    hollow, text = [grew(e.get("stability")) for e in entries], [_said(e, "", unit) for e in entries]
+    half = half if any(half) else []
+    return replace(curve, x=x, y=y, half=half, low=low, high=high, hollow=hollow, text=text)
+
+
+def _said(entry: Entry, metric: str, unit: str) -> str:
+    count = entry["replications"]
+    value = f"{entry['series']}: {number_text(entry[metric].mean, 4)} {unit} " if metric else ""
+    return f"{value}({entry.get('stability', '')}, {count} replication{'s' * (count > 1)})"
+
+
+# one run or one load -------------------------------------------------------------------------------------------------
+
+
+def histogram(metric: str, edges_ms: Array, counts: Mapping[str, tuple[str, Array]], **more: Any) -> Chart:
+    """Shares of the latencies between neighbouring edges, by name, each with its colour."""
+    traces = [
+        Curve(name, colour, edges_ms, np.append(100 * found / max(1, found.sum()), 0.0), step=True, fill=True)
+        for name, (colour, found) in counts.items()
+    ]
+    unit = f"% of {'chunks' if metric == 'itl' else 'requests'}"
+    return Chart(metric.upper(), unit, f"{metric.upper()} (ms)", traces, upright=True, **more)
+
+
+def breakdown(entries: Sequence[Entry]) -> Chart:
+    """The mean time of a request by step, one row per entry."""
+    bars = []
+    for row, entry in enumerate(entries):
+        start, drafts = 0.0, not math.isnan(getattr(entry.get("spec_decode_acceptance_length"), "mean", math.nan))
+        for step in STEPS:
+            value = entry.get(f"breakdown_ms_{step}")
+            end = start + (value.mean if isinstance(value, Interval) else 0.0)
+            name = {"verify": "verify" if drafts else "decode", "wait": "wait for verify", "other": "hand-overs, host"}
+            said = f"{name.get(step, step)}: {number_text(end - start)} ms"
+            bars.append(Bar(row, start, end, STEP_COLOURS[step], said, grew(entry.get("stability"))))
+            start = end
+    key = [("verify or decode" if step == "verify" else step, STEP_COLOURS[step]) for step in STEPS]
+    if len(entries) == 1:
+        key = [(bar.text.removesuffix(" ms").replace(":", ""), bar.colour) for bar in bars if bar.end > bar.start]
+    return Chart("", "", "Mean time of a request (ms)", rows=[e["arch"] for e in entries], bars=bars, key=key)
+
+
+def timeline(series: Mapping[str, Any]) -> list[Chart]:
+    """A run over time, in charts with a common axis: requests, queues, batches, draft lengths, shares of lanes."""
+    lanes = {what: [(lane, values, LANE_COLOURS[lane]) for lane, values in series[what].items()]
+             for what in ("queue", "busy", "bandwidth")}  # fmt: skip
+    panels: list[tuple[str, list[tuple[str, Any, str]], int]] = [
+        ("In the system", [("requests", series["in_flight"], SLATE)], 1),
+        ("Queues", [("not admitted", series["waiting"], LILAC), *lanes["queue"]], 1),
+        ("Batch (rows)", [(kind, values, KIND_COLOURS[kind]) for kind, values in series["batch"].items()], 1),
+        ("Draft length", [("draft", series["draft_length"], KIND_COLOURS["draft"])], 1),
+        ("Busy (%)", lanes["busy"], 100),
+        ("Copy bandwidth (%)", lanes["bandwidth"], 100),
+    ]
+    charts = []
+    for title, lines, factor in panels:
+        shown = [(name, np.asarray(values) * factor, colour) for name, values, colour in lines if len(values)]
+        known = [(name, np.flatnonzero(~np.isnan(values)), values, colour) for name, values, colour in shown]
+        traces = [Curve(name, colour, series["start_s"] + (at + 0.5) * series["bin_s"], values[at])
+                  for name, at, values, colour in known if len(at)]  # fmt: skip
+        if traces:
+            span = (series["start_s"], series["start_s"] + len(series["in_flight"]) * series["bin_s"])
+            charts.append(
+                Chart(title, "", "Time (s)", traces, top=105.0 if factor > 1 else None, range=span, height=180)
+            )
+    return charts

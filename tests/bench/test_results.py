@@ -1,0 +1,216 @@
+"""Results read back: sweeps and runs are one table, and what is not a result is refused in one line."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+from resultdirs import BASE, WARMUP, edited, experiment, sweep_folder
+
+from pdvsim.bench.results import Results, label, load, records
+from pdvsim.cli import main
+from pdvsim.cli.plot import PlotCommand
+from pdvsim.cli.report import ReportCommand
+from pdvsim.common.commandline import parse
+from pdvsim.common.files import sealed
+from pdvsim.sim.metrics.summary import latencies_s
+from pdvsim.sim.run import simulate
+
+RUN = ["run", "--dataset-name", "random", "--input-len", "32", "--output-len", "8", "--num-prompts", "8"]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return sweep_folder(tmp_path_factory.mktemp("results") / "sweep")
+
+
+@pytest.fixture
+def copy(folder: Path, tmp_path: Path) -> Path:
+    """A folder to spoil."""
+    return Path(shutil.copytree(folder, tmp_path / "copy"))
+
+
+def test_a_sweep_comes_back_with_its_records(folder: Path) -> None:
+    results = load([folder])
+    assert results.archs == ["pd", "pdv"]
+    assert (len(results.points), results.dims, results.detailed) == (8, (), 8)
+    for _, row in results.points.iterrows():
+        saved = records(row)
+        assert results.warmup(row) == WARMUP
+        same = simulate(experiment(row["arch"], row["load"], int(row["seed"])))
+        for read, expected in ((saved.requests, same.requests), (saved.launches, same.launches)):
+            assert all(np.array_equal(read[name], expected[name]) for name in expected)
+        seconds = latencies_s(saved.requests, saved.deliveries, WARMUP)
+        assert len(seconds["ttft"]) == BASE.traffic.num_prompts - WARMUP
+        for metric, values in seconds.items():  # what the histograms hold is what the metrics were taken over
+            assert values.mean() * 1e3 == pytest.approx(row[f"mean_{metric}_ms"])
+
+
+@pytest.fixture(scope="module")
+def detailed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A sweep and a run, with records, as the commands write them."""
+    folder = tmp_path_factory.mktemp("detailed")
+    small = ["--num-prompts", "8", "--output-len", "8", "--save-detailed"]
+    point = ["--arch", "pd", "--request-rate", "8", "--jobs", "1"]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("pdvsim.view.plots.sweep_png", lambda points, base: b"")  # tested elsewhere
+        assert main(["sweep", *point, *small, "-o", str(folder / "sweep")]) == 0
+    assert main(["run", *small, "-o", str(folder / "run.json")]) == 0
+    return folder
+
+
+def test_a_path_may_contain_spaces_and_commas(detailed: Path, tmp_path: Path) -> None:
+    folder = str(shutil.copytree(detailed / "sweep", tmp_path / "my sweep, again"))
+    run = str(shutil.copy(detailed / "run.json", tmp_path / "a run.json"))
+    assert load(parse(ReportCommand, [folder, run]).results).points["results"].tolist() == ["my sweep, again", "a run"]
+    assert main(["sweep", "--check", folder]) == 0
+    assert main(["report", folder, "-o", str(tmp_path / "a report.html")]) == 0
+    assert (tmp_path / "a report.html").exists()
+
+
+def test_missing_records_are_named(detailed: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    shutil.copy(detailed / "run.json", tmp_path)
+    assert main(["report", str(tmp_path / "run.json"), "-o", str(tmp_path / "report.html")]) == 0
+    assert "run: no histograms" in capsys.readouterr().err
+    shutil.copytree(detailed / "sweep", tmp_path / "sweep", ignore=shutil.ignore_patterns("details"))
+    assert main(["report", str(tmp_path / "sweep"), "-o", str(tmp_path / "report.html")]) == 0
+    assert "sweep: no histograms of 1 of 1 points" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("place", "value"), [
+    (("config", "acceptance"), []),
+    (("config", "acceptance", "acceptance_rate"), [0.7]),
+    (("config", "acceptance", "acceptance_rate"), "often"),
+    (("config", "acceptance", "synthetic_acceptance_rates"), [[0.7]]),
+    (("config", "acceptance", "acceptance_concentration"), "x"),
+    (("config", "server", "num_speculative_tokens"), {"a": 1}),
+    (("config", "traffic", "random_range_ratio"), "x"),
+    (("config", "traffic", "input_len"), [1]),
+    (("config", "hardware", "gpu"), 3),
+    (("config", "scoring", "warmup_requests"), None),
+    (("config",), 7),
+    (("arch",), ["pdv"]),
+    (("profile",), []),
+    (("clock",), ["x"]),
+    (("seed",), "x"),
+    (("records_sha256",), ["x"]),
+    (("request_rate",), "fast"),
+    (("schema_version",), 7),
+    (("p99_itl_ms",), "fast"),
+    (("p99_itl_ms",), -(10**20)),
+    (("spec_decode_per_position_acceptance_rates",), ["x", 0.3]),
+])  # fmt: skip
+def test_a_run_with_a_field_of_another_type_is_refused_by_file_and_field(
+    place: tuple[str, ...], value: object, detailed: Path, tmp_path: Path, refused: Callable[..., str]
+) -> None:
+    """Sealed again, so that its digest does not give it away."""
+    document = json.loads((detailed / "run.json").read_text())
+    holder = document
+    for key in place[:-1]:
+        holder = holder[key]
+    holder[place[-1]] = value
+    path = tmp_path / "run.json"
+    path.write_text(json.dumps(sealed(document)))
+    line = refused(["report", str(path), "-o", str(tmp_path / "report.html")])
+    assert str(path) in line
+    assert place[-1] in line
+
+
+def test_runs_of_one_workload_are_one_table_and_others_are_kept_apart(tmp_path: Path) -> None:
+    loads = {"a": ["--max-concurrency", "2"], "b": ["--max-concurrency", "4"], "c": ["--request-rate", "8"]}
+    for name, more in loads.items():
+        assert main([*RUN, *more, "-o", str(tmp_path / f"{name}.json")]) == 0
+    paths = [tmp_path / f"{name}.json" for name in loads]
+    together = load(paths)
+    assert together.dims == ()
+    assert list(zip(together.points["load_kind"], together.points["load"], strict=True)) == [
+        ("concurrency", 2.0), ("concurrency", 4.0), ("request_rate", 8.0)
+    ]  # fmt: skip
+    assert [label(setting) for setting, _ in together.settings()] == ["load kind concurrency", "load kind request_rate"]
+    shutil.copy(paths[0], tmp_path / "again.json")
+    assert load([paths[0], tmp_path / "again.json"]).dims == ("results",)  # the same point twice
+    assert main([*RUN, "--max-concurrency", "2", "--acceptance-rate", "0.9", "-o", str(tmp_path / "d.json")]) == 0
+    apart = load([paths[1], tmp_path / "d.json"])
+    assert [label(setting) for setting, _ in apart.settings()] == ["b", "d"]  # not to be compared seed by seed
+
+
+def test_pairs_and_varied_flags_are_dimensions(copy: Path) -> None:
+    points = pd.read_parquet(copy / "summary.parquet")
+    longer = points.assign(num_speculative_tokens=8, point=points["point"] + len(points))
+    both = pd.concat([points.assign(num_speculative_tokens=4), longer], ignore_index=True)
+    both.to_parquet(copy / "summary.parquet", index=False)
+    with pytest.raises(ValueError, match="occurs twice"):
+        load([copy])
+    sweep = json.loads((copy / "sweep.json").read_text())["sweep"]
+    edited(copy / "sweep.json", sweep=sweep | {"vary": {"num_speculative_tokens": [4, 8]}})
+    results: Results = load([copy])
+    assert results.dims == ("num_speculative_tokens",)
+    assert [label(setting) for setting, _ in results.settings()] == [
+        "num speculative tokens 4", "num speculative tokens 8"
+    ]  # fmt: skip
+
+
+def test_what_one_sweep_varies_another_has_from_its_configuration(copy: Path, tmp_path: Path) -> None:
+    points = pd.read_parquet(copy / "summary.parquet")
+    varied = {"acceptance_rate": 0.5, "acceptance_concentration": 9.0, "metric_percentiles": "50.0+90.0"}
+    points.assign(**varied).to_parquet(copy / "summary.parquet", index=False)
+    sweep = json.loads((copy / "sweep.json").read_text())["sweep"]
+    edited(copy / "sweep.json", sweep=sweep | {"vary": {name: [value] for name, value in varied.items()}})
+    assert main([*RUN, "--max-concurrency", "2", "-o", str(tmp_path / "r.json")]) == 0
+    results = load([copy, tmp_path / "r.json"])
+    assert results.dims == tuple(varied)
+    [by_rate, by_concurrency] = [label(setting) for setting, _ in results.settings()]
+    assert by_rate.startswith("acceptance rate 0.5, acceptance concentration 9, metric percentiles 50.0+90.0")
+    assert by_concurrency.startswith("acceptance rate 0.6, acceptance concentration none, metric percentiles 99.0")
+
+
+@pytest.mark.parametrize(
+    ("asked", "failed", "says"),
+    [(8, 0, []), (20, 0, ["copy: 8 of 20 points"]), (20, 2, ["copy: 8 of 20 points, 2 failed"])],
+)
+@pytest.mark.usefixtures("quick_plots")
+def test_a_sweep_that_lacks_points_says_so(
+    copy: Path, asked: int, failed: int, says: list[str], capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    edited(copy / "sweep.json", num_points=asked)
+    failures = (f'{{"key": "{index:016}", "failed": "why"}}\n' for index in range(failed))
+    (copy / "rows.jsonl").write_text("".join(failures))
+    assert load([copy]).incomplete == says
+    for argv in (["plot", str(copy), "--var-y", "duration"], ["report", str(copy), "-o", str(tmp_path / "r.html")]):
+        assert main(argv) == 0
+        lines = capsys.readouterr().err.splitlines()
+        assert [line for line in lines if " points" in line] == [f"pdvsim: {line}" for line in says]
+
+
+def drop(folder: Path, column: str) -> None:
+    path = folder / "summary.parquet"
+    pd.read_parquet(path).drop(columns=column).to_parquet(path, index=False)
+
+
+def cut(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:100])
+
+
+@pytest.mark.parametrize(("spoil", "says"), [
+    (lambda f: (f / "sweep.json").unlink(), "sweep.json: No such file"),
+    (lambda f: edited(f / "sweep.json", schema_version=99), "sweep.json: schema_version"),
+    (lambda f: edited(f / "sweep.json", pdvsim_version=None), "sweep.json: pdvsim_version"),
+    (lambda f: cut(f / "summary.parquet"), "summary.parquet: "),
+    (lambda f: drop(f, "stability"), "summary.parquet: column stability"),
+])  # fmt: skip
+def test_bad_results_are_refused_in_one_line(
+    copy: Path, spoil: object, says: str, refused: Callable[..., str], tmp_path: Path
+) -> None:
+    spoil(copy)  # type: ignore[operator]
+    assert says in refused(["report", str(copy), "-o", str(tmp_path / "r.html")])
+    assert not (tmp_path / "r.html").exists()
+
+
+def test_results_are_given_by_place_as_many_as_one_likes() -> None:
+    args = parse(PlotCommand, ["a", "b", "--format", "svg", "c", "--var-x", "load"])
+    assert (args.results, args.format, args.var_x) == (("a", "b", "c"), "svg", "load")
