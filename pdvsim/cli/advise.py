@@ -142,16 +142,10 @@ class AdviseOptions(DecisionOptions):
 
     def answer(self, question: Question | None = None, progress: Callable[[int], None] | None = None) -> Advice:
         """The advice; `progress` is called with the number of simulations done."""
-        bench = Bench(self.jobs, progress, prompts=self.num_prompts)
-        advice = advise(question or self.question(), bench, _tell if progress else None)
+        bench, tell = Bench(self.jobs, progress, prompts=self.num_prompts), say if progress else None
+        advice = advise(question or self.question(), bench, tell)
         advice.drawn_by = advice_pictures
         return advice
-
-
-def _tell(advice: Advice) -> None:
-    """Report the recommendation while its surroundings are simulated."""
-    assert advice.recommended is not None
-    say("pdvsim", f"{advice.standing}: {advice.question.described(advice.recommended)}; next: where that changes")
 
 
 @dataclass(frozen=True)

@@ -33,10 +33,10 @@ LOADS = {"load": (0.25, 4.0), "concurrency": (0.25, 4.0), "requests": (0.25, 2.0
 ACCEPTANCES = (0.3, 0.9)
 
 
-def advise(question: Question, bench: Bench, tell: Callable[[Advice], None] | None = None) -> Advice:
+def advise(question: Question, bench: Bench, tell: Callable[[str, str], None] | None = None) -> Advice:
     """Answer within the budget; the finals are always run. Ctrl-C keeps finished steps.
 
-    `tell` is called with the decision, before its surroundings are searched.
+    `tell` reports the decision before its surroundings are searched.
 
     If nothing on the given GPUs meets the goal, and more may be used, the answer is on the smallest fleets that do.
     """
@@ -52,7 +52,7 @@ def advise(question: Question, bench: Bench, tell: Callable[[Advice], None] | No
             advice = _on_more_gpus(advice, bench)
         if advice.recommended is not None and not advice.interrupted:
             if tell is not None:
-                tell(advice)
+                tell("pdvsim", f"{advice.standing}: {question.described(advice.recommended)}; next: where that changes")
             _surroundings(advice, bench)
     except KeyboardInterrupt:
         advice.interrupted = True
