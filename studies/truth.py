@@ -24,8 +24,8 @@ from pdvsim.calibration.validate.served import ServedRun, read_runs
 from pdvsim.common.commandline import command_line
 from pdvsim.common.console import say
 from pdvsim.common.files import write_whole
-from pdvsim.decide.finals import chosen, replicated
 from pdvsim.decide.goal import Goal, Objective
+from pdvsim.decide.race import chosen, race
 from pdvsim.decide.runs import Bench
 from pdvsim.decide.space import Space, settings_text
 from pdvsim.decide.tune import Search, tuned
@@ -122,7 +122,7 @@ def planned(trial: Trial, bench: Bench) -> dict[str, Any]:
     """The decision, and the entries to serve."""
     base, goal = trial.experiment(1 if trial.traffic.max_concurrency else LONGER), trial.goal
     [best] = tuned(Search(goal, SPACE), [base], bench)
-    *_, finals = replicated(best, goal, bench, SEEDS, 0.01)
+    *_, finals = race(best, goal, bench, SEEDS, 0.01)
     recommended = best[chosen(finals.contest, best, base)]
     tied = (finals.contest.best, *finals.contest.unsure)
     means = {best[name]: interval(map(goal.value, rows)).mean for name, rows in finals.rows.items()}

@@ -142,7 +142,8 @@ class AdviseOptions(DecisionOptions):
 
     def answer(self, question: Question | None = None, progress: Callable[[int], None] | None = None) -> Advice:
         """The advice; `progress` is called with the number of simulations done."""
-        advice = advise(question or self.question(), Bench(self.jobs, progress, prompts=self.num_prompts))
+        bench, tell = Bench(self.jobs, progress, prompts=self.num_prompts), say if progress else None
+        advice = advise(question or self.question(), bench, tell)
         advice.drawn_by = advice_pictures
         return advice
 

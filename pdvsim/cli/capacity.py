@@ -21,7 +21,7 @@ from pdvsim.sim.config import Experiment
 from pdvsim.sim.limits import GpuHourUsd, Tolerance
 from pdvsim.sim.metrics.steady import LEAST
 
-ESTIMATED_RUNS = 8  # of a search, for the progress bar
+ESTIMATED_RUNS = 4  # of a search, for the progress bar
 
 
 @dataclass(frozen=True)
@@ -51,8 +51,7 @@ class CapacityOptions(DecisionOptions):
         forewarn_few(plan.num_runs, len(plan.archs))
         forewarn(runs, self.jobs)
         tunes = plan.space is not None and plan.space.steps_of(plan.archs)
-        tuning = most_runs(plan.space, 1, len(plan.archs)) // 2 if tunes and plan.space else 0  # most is rarely needed
-        return len(runs) + tuning
+        return len(runs) + (most_runs(plan.space, 1, len(plan.archs)) // 2 if tunes and plan.space else 0)
 
     def answer(self, plan: Plan | None = None, progress: Callable[[int], None] | None = None) -> Capacities:
         """The rates held; `progress` is called with the number of simulations done."""

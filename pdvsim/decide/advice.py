@@ -15,12 +15,11 @@ from pdvsim.bench.length import length_of, too_short
 from pdvsim.bench.pool import Row
 from pdvsim.bench.stats import Interval, interval
 from pdvsim.common.commandline import command_line
-from pdvsim.decide import hazards
+from pdvsim.decide import surroundings
 from pdvsim.decide.capacity import Capacities
-from pdvsim.decide.contest import Contest, threshold_text, unsure_text
-from pdvsim.decide.flips import Flips
 from pdvsim.decide.goal import NAMES, attained, level_title
 from pdvsim.decide.question import Question
+from pdvsim.decide.race import Contest, threshold_text, unsure_text
 from pdvsim.decide.report import NO_DRAFTS, Answer, Report, gpus_text, outside_measured, plural, positive, rests_on
 from pdvsim.decide.runs import conversation_output_tokens, delivered_tokens_per_s, load_axis, load_words, replications
 from pdvsim.decide.served import Block, Deployment, unknown_head
@@ -54,10 +53,9 @@ class Advice(Answer):
     finals: dict[Experiment, list[Row]] = field(default_factory=dict)
     contest: Contest | None = None  # among the finalists that can be chosen
     recommended: Experiment | None = None
-    flips: list[Flips] = field(default_factory=list)
-    alone: hazards.Alone | None = None
-    break_even: hazards.BreakEven | None = None
-    balance: hazards.Balance | None = None
+    flips: list[surroundings.Flips] = field(default_factory=list)
+    alone: tuple[Contest, Interval | None] | None = None  # at concurrency 1
+    break_even: surroundings.BreakEven | None = None
     memory: dict[str, int] | None = None
     capacity: Capacities | None = None
     deployment: list[Block] = field(default_factory=list)  # commands to start it
@@ -154,7 +152,7 @@ class Advice(Answer):
         )
 
     @property
-    def flips_drawn(self) -> list[Flips]:
+    def flips_drawn(self) -> list[surroundings.Flips]:
         """The axes on which more than the given load was tested."""
         return [flips for flips in self.flips if len(flips.probes) > 1]
 
@@ -190,7 +188,7 @@ class Advice(Answer):
 
     def _decided(self, best: Experiment, contest: Contest, expected: dict[str, Interval]) -> dict[str, Any]:
         """The document's part on the recommendation and its neighbourhood."""
-        ask, rows, alone, share = self.question, self.rows, self.alone, self.balance
+        ask, rows, alone = self.question, self.rows, self.alone
         return {
             "recommendation": {
                 "arch": best.arch,
@@ -217,11 +215,8 @@ class Advice(Answer):
                 asdict(flips) | {"probes": [asdict(p) for _, p in sorted(flips.probes.items())]} for flips in self.flips
             ],
             "failure_modes": {
-                "one_request_at_a_time": alone
-                and {"e2el_ms": alone.e2el_ms.document(), "speculation_gain": alone.speculation_gain},
+                "one_request_at_a_time": alone and {"e2el_ms": alone[0].document(), "speculation_gain": alone[1]},
                 "break_even_acceptance": self.break_even and asdict(self.break_even),
-                "balance": share
-                and asdict(share) | {name: getattr(share, name) for name in ("step_ratio", "speedup", "affordable")},
                 "kv_cache": self.memory,
                 "capacity": self.capacity and self.capacity.summary(),
             },
@@ -384,11 +379,9 @@ class Advice(Answer):
     def _failure_modes(self, best: Experiment) -> list[str]:
         name, lines = self.question.name(best), []
         if self.alone is not None:
-            lines.append(f"low concurrency: {self.alone.text(name)}")
+            lines.append(f"low concurrency: {_alone_text(name, *self.alone)}")
         if self.break_even is not None:
             lines.append(f"poor speculation: {self.break_even.text(name)}")
-        if self.balance is not None:
-            lines.append(f"balanced models: {self.balance.text}")
         if self.memory is not None:
             peak, whole = self.memory.values()
             lines.append(f"KV cache: at most {peak / whole:.0%} in use ({peak} of {whole} tokens)")
@@ -426,3 +419,15 @@ class Advice(Answer):
             *measure_notes(self.finals),
             *rests_on(ask.base.traffic, self.rows),
         ]
+
+
+def _alone_text(best: str, e2el_ms: Contest, gain: Interval | None) -> str:
+    """The recommendation of this name against the other finalists at concurrency 1."""
+    text = f"at concurrency 1 E2EL is {cell(e2el_ms.values[best], 0)} ms"
+    alike = [name for name in e2el_ms.tied if name != best]
+    if best in e2el_ms.tied:
+        text += ", the lowest of the finalists" + (f" (tied with {', '.join(alike)})" if alike else "")
+    else:
+        lowest = cell(e2el_ms.values[e2el_ms.best], 0)
+        text += f"; {e2el_ms.best} is at {lowest} ms ({e2el_ms.leads[best].mean:.1%} lower)"
+    return text if gain is None else f"{text}; drafting is {cell(gain)} times as fast as plain decoding"

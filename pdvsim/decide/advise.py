@@ -8,33 +8,35 @@ budget counts simulations, so the same question has the same answer on any machi
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from dataclasses import replace
 
-from pdvsim.decide import hazards
+from pdvsim.decide import surroundings
 from pdvsim.decide.advice import Advice
 from pdvsim.decide.deploy import deployment
-from pdvsim.decide.finals import FINALISTS, chosen, contest_of, decided
+from pdvsim.decide.finals import FINALISTS, decided
 from pdvsim.decide.fleet import servers
-from pdvsim.decide.flips import Rivalry, find_flips
 from pdvsim.decide.question import Question
+from pdvsim.decide.race import chosen, contest_of
 from pdvsim.decide.runs import Bench, at_acceptance, at_load, load_axis, load_of
 from pdvsim.decide.sizing import smallest_fleets, too_small
 from pdvsim.decide.space import PROMISING
-from pdvsim.decide.tune import SEEDS, Search
+from pdvsim.decide.surroundings import Rivalry, find_flips
+from pdvsim.decide.tune import Search
 
 SEARCH_SHARE, FINALS_SHARE, FLIPS_SHARE = 0.5, 0.6, 0.95  # of the budget, used up to the end of each step
 FLIP_RUNS = 150  # simulations to find flips on an axis; at least a tenth of the budget
 CLOSE_BY = 1.05  # a rate this many times the load is tested, if no higher one is held
 SERVER_GPUS = 8  # most GPUs of one server of a fleet
 RIVALS = 2  # best other finalists tested for flips, in addition to plain decoding
-LOADS = {  # times the given load
-    "load": (0.25, 0.5, 2.0, 4.0), "concurrency": (0.25, 0.5, 2.0, 4.0), "requests": (0.25, 0.5, 2.0),
-}  # fmt: skip
-ACCEPTANCES = (0.3, 0.45, 0.6, 0.75, 0.9)
+LOADS = {"load": (0.25, 4.0), "concurrency": (0.25, 4.0), "requests": (0.25, 2.0)}  # times the given load
+ACCEPTANCES = (0.3, 0.9)
 
 
-def advise(question: Question, bench: Bench) -> Advice:
+def advise(question: Question, bench: Bench, tell: Callable[[str, str], None] | None = None) -> Advice:
     """Answer within the budget; the finals are always run. Ctrl-C keeps finished steps.
+
+    `tell` reports the decision before its surroundings are searched.
 
     If nothing on the given GPUs meets the goal, and more may be used, the answer is on the smallest fleets that do.
     """
@@ -49,6 +51,8 @@ def advise(question: Question, bench: Bench) -> Advice:
         if grows and not advice.interrupted:
             advice = _on_more_gpus(advice, bench)
         if advice.recommended is not None and not advice.interrupted:
+            if tell is not None:
+                tell("pdvsim", f"{advice.standing}: {question.described(advice.recommended)}; next: where that changes")
             _surroundings(advice, bench)
     except KeyboardInterrupt:
         advice.interrupted = True
@@ -60,11 +64,11 @@ def usual_runs(question: Question) -> int:
     """Estimated simulations of an answer, for its progress; fleets take more."""
     contenders, seeds = len(question.contenders or question.space.archs), question.num_runs
     tried = PROMISING + len(question.space.controllers) + 4 if question.space.steps() else 0
-    tuning = contenders + SEEDS * min(contenders, RIVALS + 1) * tried
+    tuning = contenders + min(contenders, RIVALS + 1) * tried
     finals = min(contenders, FINALISTS + 1) * seeds
     at_a_place = min(contenders, RIVALS + 2)
-    places = at_a_place * (seeds + 2 * len(LOADS["load"]))  # alone, and others that two seeds decide
-    return min(question.budget, tuning + finals + places + 2 * hazards.SEARCH_RUNS * hazards.FEW_RUNS)
+    places = at_a_place * (seeds + 2 * len(LOADS["load"]))  # alone, and others that few seeds decide
+    return min(question.budget, tuning + finals + places + 8 * surroundings.FEW_RUNS)
 
 
 def _on_more_gpus(advice: Advice, bench: Bench) -> Advice:
@@ -117,18 +121,15 @@ def _surroundings(advice: Advice, bench: Bench) -> None:
     assert advice.contest is not None
     order = [advice.finalist(name) for name in advice.contest.order]
     others = [c for c in (*order, *advice.finals) if c != best]
-    drafting = next((c for c in (best, *others) if c.speculates), None)
-    rated = next((c for c in (best, *others) if hazards.has_break_even(c)), None)
+    rated = next((c for c in (best, *others) if surroundings.has_break_even(c)), None)
     plain = next((c for c in (best, *others) if c.arch == "autoregressive"), None)
     rivals = tuple(dict.fromkeys([*others[:RIVALS], *([plain] if plain not in (None, best) else [])]))
     by_rate = all(c.acceptance.by_rate for c in (best, *rivals))
     rivalry = Rivalry(best, rivals, advice.search, ask.num_runs, max(1, len(rivals)))
-    advice.memory = hazards.memory(advice.rows)
+    advice.memory = surroundings.memory(advice.rows)
     figures = advice.search.figures
     fixed = [c for c in figures if c.arch == "colocated" and c.server.controller == "fixed"]  # as engines support it
-    advice.deployment = deployment(best, advice.search.best(figures, fixed) if fixed else None)
-    if drafting is not None:
-        advice.balance = hazards.balance(drafting, advice.finals[drafting])
+    advice.deployment = deployment(best, advice.search.best(fixed))
 
     def room(what: str, runs: int, share: float = 1.0) -> bool:
         if bench.runs + runs <= share * ask.budget:
@@ -136,15 +137,15 @@ def _surroundings(advice: Advice, bench: Bench) -> None:
         advice.left_out.append(what)
         return False
 
-    if rated and plain and room("break-even", hazards.break_even_runs(rivalry)):
-        advice.break_even = hazards.break_even(rated, plain, rivalry, bench)
+    if rated and plain and room("break-even", surroundings.SEARCH_RUNS * rivalry.few_runs):
+        advice.break_even = surroundings.break_even(rated, plain, rivalry, bench)
     axis = load_axis(best.traffic)
-    if axis == "load" and ask.goal.levels and room("distance to capacity", hazards.saturation_runs(rivalry)):
-        advice.capacity = hazards.saturation(rivalry, bench, ask.gpu_hour_usd)
+    if axis == "load" and ask.goal.levels and room("distance to capacity", surroundings.SEARCH_RUNS * rivalry.few_runs):
+        advice.capacity = surroundings.saturation(rivalry, bench, ask.gpu_hour_usd)
         if advice.capacity.interrupted:
             raise KeyboardInterrupt
     if room("one request at a time", rivalry.runs):
-        advice.alone = hazards.alone(rivalry, bench)
+        advice.alone = surroundings.alone(rivalry, bench)
     budget, each = int(FLIPS_SHARE * ask.budget), max(FLIP_RUNS, ask.budget // 10)
     if rivals and room("flips with the load", rivalry.runs, FLIPS_SHARE):
         here = load_of(best.traffic)

@@ -1,22 +1,23 @@
 """Searches for the rates that architectures hold: all cases in parallel, one rate at a time each.
 
-The next rate is guessed from the head-room at the rates tested (`find_edge`). The guess affects the number of runs, not
-the result.
+The margin of a rate is the logarithm of the head-room of its run, and so tells how far the edge is (`find_edge`). The
+first seed of each architecture starts from the formula and takes longer runs as it gets closer. The other seeds start
+from its rate and slope, and often end with one run.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Generator, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
-from typing import NamedTuple
 
 import numpy as np
 
 from pdvsim.bench.length import service_s
 from pdvsim.bench.pool import Row
-from pdvsim.decide.bracket import Ends, find_edge, lockstep
 from pdvsim.decide.capacity import Capacities, Case, Plan
+from pdvsim.decide.edge import Bracketing, Edge, Ends, find_edge, lockstep
+from pdvsim.decide.formula import Formula
 from pdvsim.decide.goal import attained
 from pdvsim.decide.runs import (
     Bench,
@@ -28,75 +29,51 @@ from pdvsim.decide.runs import (
 )
 from pdvsim.decide.space import Space, with_best_length
 from pdvsim.decide.tune import Search, tuned
-from pdvsim.sim.config import Arch
+from pdvsim.sim.config import Arch, Experiment, Server
 
-WIDE_STEP = 1.25  # largest first step of a search; each later one may be the square of the one before
+WIDE, NARROW = 0.15, 0.06  # largest first step of a search, as a logarithm; the second if the edge is about known
 COARSE = 0.1  # tolerance of the search before tuning
-NARROW_STEP = 1.06  # the same if the capacity of another seed or of shorter runs is known, which differs little
+BEYOND = 1.05  # times that rate, settings are compared: those that hold more have a shorter queue there
 COARSE_SHARE = 0.25  # of what a run measures, for tuning
-FIRST_GUESS = 0.5  # time in service, relative to that of a saturated server
-ROUNDS = 4  # searches in longer and longer runs
-REACH = 500.0  # search range, as a factor from the starting rate; below it requests hardly overlap
+OPEN = 0.95  # of what a saturated server delivers, where a search starts
+FIRST_GUESS = 0.75  # time in service, relative to that of a saturated server
+PILOTS = 2  # seeds searched first, if there is one architecture: both cores are busy
+ROUNDS = 3  # searches in longer and longer runs
+LOOK = 0.1  # the first look, in shorter runs, ends within this logarithm of the rate
+REACH = math.log(500)  # search range around the starting rate; below it requests hardly overlap
+ROOMY = 1.5  # head-room at a rate that is held, from which its levels do not limit it
 STEEPNESS = 2.0  # head-room falls with about this power of the rate; used until two rates are known
-FAR_OFF = 0.3  # beyond this logarithm a head-room gives only the direction
+FAR_OFF = 0.5  # beyond this logarithm a head-room gives only the direction
+TRUST = 0.03  # the edge is extrapolated over at most this logarithm of the rate, and 1.5 times the tolerance
 LEAST_STEEP = 0.5
 NEAR = 0.1  # largest logarithm of a rate over the held one at which head-rooms are used for the slope
-GUESSES = 3  # rates guessed from head-rooms before and within the bracket; then fixed steps and bisection
-
-Bisection = Generator[float, "Held", "Bracket"]
 
 
-@dataclass(frozen=True)
-class Bracket:
-    """The highest rate that held (0: none did) and the lowest above it that did not (inf: all did)."""
+def search(start: float, step: float, tolerance: float, known: float = 0.0, width: float = 0.0) -> Bracketing:
+    """Search over rates that are powers of 1 + `tolerance`, so that searches that need the same run share it.
 
-    held: float
-    failed: float
-    rooms: tuple[tuple[float, float], ...] = field(default=(), compare=False)  # logarithms of rates and head-rooms
-
-
-class Held(NamedTuple):
-    """Verdict on a run at one rate."""
-
-    holds: bool
-    room: float  # smallest over the levels; the rate that just holds is guessed from it
-
-
-def search(start: float, step: float, tolerance: float) -> Bisection:
-    """Yields rates and is sent the verdict on each; returns the highest that holds and the next, which does not.
-
-    Rates are powers of 1 + `tolerance`. So the result does not depend on the starting rate, and searches that need the
-    same run share it. The first step is at most `step`.
+    `known` is the power of the rate with which head-room falls, if another search showed it. A first look ends within
+    `width`, a logarithm.
     """
     grid = math.log1p(tolerance)
-    first, reach = round(math.log(start) / grid), math.ceil(math.log(REACH) / grid) + 2
-    limits = Ends(first - reach, first + reach)
-    steps = find_edge(first, limits, max(1, round(math.log(step) / grid)), guesses=GUESSES)
-    rooms: dict[int, float] = {}
-    at = next(steps)
-    while True:
-        verdict = yield math.exp(at * grid)
-        room = math.log(min(max(verdict.room, 1e-9), 1e9))  # positive if the rate holds
-        rooms[at] = min(max(room, 1e-3), FAR_OFF) if verdict.holds else -min(max(-room, 1e-3), FAR_OFF)
-        try:
-            at = steps.send(rooms[at] / (STEEPNESS * grid))
-        except StopIteration as end:
-            low, high = end.value
-            break
-    return Bracket(
-        math.exp(low * grid) if low in rooms else 0.0,
-        math.exp(high * grid) if high in rooms else math.inf,
-        tuple((at * grid, room) for at, room in rooms.items() if low in rooms and abs(at - low) * grid < NEAR),
-    )
+    first, reach = round(math.log(start) / grid), math.ceil(REACH / grid) + 2
+    limits, stride = Ends(first - reach, first + reach), max(1, round(step / grid))
+    slope, trust, wide = (known or STEEPNESS) * grid, min(1.5, TRUST / grid), max(1, int(width / grid))
+    return find_edge(first, limits, stride, 2, slope, FAR_OFF, trust, known > 0, wide)
 
 
-def steepness(brackets: Iterable[Bracket]) -> float:
+def steepness(edges: Iterable[Edge], tolerance: float) -> float:
     """The power of the rate with which head-room falls near the held rate, from the searches of several seeds.
 
     A relative error of a latency changes the rate by that error divided by this power. To allow for noise it is the
     slope minus two standard errors, at least `LEAST_STEEP`; 1 with too few runs.
     """
-    centred = [np.subtract(b.rooms, np.mean(b.rooms, axis=0)) for b in brackets if len(b.rooms) > 1]
+    grid = math.log1p(tolerance)
+    near = [
+        [(at * grid, m) for at, m in e.tried.items() if abs(m) < FAR_OFF and abs(at - e.root) * grid < NEAR]
+        for e in edges
+    ]
+    centred = [np.subtract(points, np.mean(points, axis=0)) for points in near if len(points) > 1]
     free = sum(map(len, centred)) - len(centred) - 1
     if free < 1:
         return 1.0
@@ -107,152 +84,175 @@ def steepness(brackets: Iterable[Bracket]) -> float:
 
 
 def find_capacities(plan: Plan, bench: Bench, gpu_hour_usd: float | None = None) -> Capacities:
-    """Search all cases in parallel, one rate at a time each, starting from what earlier searches suggest.
-
-    Ctrl-C keeps the searches that have finished.
-    """
-    searches, before, interrupted = _Searches(plan, bench), bench.runs, False
+    """Search all cases in parallel, one rate at a time each. Ctrl-C keeps the searches that have finished."""
+    searches, before, interrupted = _Searches(plan, bench, plan.tolerance), bench.runs, False
     try:
         searches.run()
     except KeyboardInterrupt:
         interrupted = True
-    brackets, plan = searches.brackets, searches.plan
-    steep = {arch: steepness(of for case, of in brackets.items() if case[0] == arch) for arch in plan.archs}
-    rows = [
-        searches.row(case, brackets[case], gpu_hour_usd) | {"steepness": steep[case[0]]}
-        for case in plan.cases()
-        if case in brackets
-    ]
+    edges, plan = searches.edges, searches.plan
+    steep = {
+        arch: steepness((of for case, of in edges.items() if case[0] == arch), plan.tolerance) for arch in plan.archs
+    }
+    rows = [searches.row(case, gpu_hour_usd) | {"steepness": steep[case[0]]} for case in plan.cases() if case in edges]
     return Capacities(plan, gpu_hour_usd, rows, bench.runs - before, interrupted)
 
 
 @dataclass
 class _Searches:
-    """The searches of a plan, and the brackets of those that have finished."""
+    """The searches of a plan, and the edges of those that have finished."""
 
     plan: Plan
     bench: Bench
-    brackets: dict[Case, Bracket] = field(default_factory=dict)
+    tolerance: float
+    edges: dict[Case, Edge] = field(default_factory=dict)
 
     def run(self) -> None:
         """Tune, search the first seed of every architecture, then the other seeds."""
-        plan, first = self.plan, self.plan.base.traffic.seed
-        guess_s = FIRST_GUESS * min(service_s(self._saturated(arch)) for arch in plan.archs)
-        self.plan = plan = replace(plan, service_s=max(plan.service_s, guess_s))
-        rates = {arch: self._most_held((arch, first), 1.0) for arch in plan.archs}
-        if plan.space is not None and plan.space.steps_of(plan.archs):
-            self._tune(plan.space, rates)
-        starts, step = {(arch, first): rates[arch] for arch in plan.archs}, WIDE_STEP
-        while starts:
-            self._settle(starts, step, plan.tolerance)
-            starts, step = self._larger_batches(), NARROW_STEP
-        for (arch, _), bracket in self.brackets.items():
-            rates[arch] = bracket.held or rates[arch]
-        for archs in (plan.archs[:1], plan.archs[1:]):
-            rest = [case for case in plan.cases() if case[0] in archs and case not in self.brackets]
-            started = {case: search(self._near(case, rates), NARROW_STEP, plan.tolerance) for case in rest}
-            self._lockstep(started, self.brackets)
-
-    def _near(self, case: Case, starts: dict[Arch, float]) -> float:
-        """Starting rate: that of the first seed, scaled as the first architecture's rate changes with this seed."""
-        arch, seed = case
-        leader = next(iter(starts))
-        known = self.brackets.get((leader, seed), Bracket(0.0, math.inf)).held
-        return starts[arch] * (known / starts[leader] if known else 1.0)
-
-    def _settle(self, starts: dict[Case, float], step: float, tolerance: float) -> None:
-        """Search, and repeat all searches in longer runs if those at a held rate were too short.
-
-        Where caches start cold, runs at the first rate that did not hold must be long enough too: it may have failed by
-        the queue of the start. All runs at a rate have one length.
-        """
-        brackets = dict(self.brackets)
-        for last in (*[False] * (ROUNDS - 1), True):
-            searches = {case: search(start, step, tolerance) for case, start in starts.items()}
-            self._lockstep(searches, brackets, shorter=not last)
-            ends = [(case, rate) for case, of in brackets.items() for rate in self._deciding(of)]
-            rows = self.bench.rows([self.plan.experiment(*end) for end in ends])
-            if all(map(self.plan.suffices, rows)):
-                break
-            self.plan, step = self.plan.lengthened(rows), NARROW_STEP
-            starts = {case: bracket.held or bracket.failed for case, bracket in brackets.items()}
-            ends = [(case, rate) for case, of in brackets.items() for rate in (of.held, of.failed)]
-            self.bench.rows([self.plan.experiment(*end) for end in ends if 0 < end[1] < math.inf])  # in parallel
-        self.brackets = brackets
-
-    def _deciding(self, bracket: Bracket) -> Iterator[float]:
-        """The rates whose runs must be long enough."""
-        if bracket.held:
-            yield bracket.held
-        if self.plan.starts_cold and bracket.failed < math.inf:
-            yield bracket.failed
-
-    def _tune(self, space: Space, rates: dict[Arch, float]) -> None:
-        """Tune each architecture at about the rate that it holds; updates `rates`.
-
-        The rate is first searched coarsely, in shorter runs, with the draft length that the formula predicts.
-        """
+        first = self.plan.base.traffic.seed
+        if self.plan.space is not None and "batches" in self.plan.space.steps():
+            roomy = {arch: self._roomy(arch, self.plan.space) for arch in self.plan.archs}
+            self.plan = replace(self.plan, servers=roomy)
         plan = self.plan
-        starts = {(arch, plan.base.traffic.seed): rates[arch] for arch in plan.archs}
-        placed = {case[0]: plan.experiment(case, rate) for case, rate in starts.items()}
-        guesses = {arch: with_best_length(at, space.draft_lengths).server for arch, at in placed.items()}
-        coarse = _Searches(replace(plan, servers=guesses, share=COARSE_SHARE), self.bench)
-        coarse._settle(starts, WIDE_STEP, COARSE)
-        for case, bracket in coarse.brackets.items():
-            rates[case[0]] = bracket.held or rates[case[0]]
-        longer = replace(coarse.plan, share=1.0)
-        places = [longer.experiment(case, rates[case[0]]) for case in starts]
-        tuning = Search(replace(plan.goal, objective="headroom"), space, plan.tolerance)
-        best = tuned(tuning, places, self.bench, alone=True)
-        self.plan = replace(longer, servers={arch: best[at][arch].server for at, arch in enumerate(plan.archs)})
+        loaded = self._saturated(plan.archs)
+        self.plan = plan = replace(plan, service_s=max(plan.service_s, FIRST_GUESS * min(map(service_s, loaded))))
+        rates = {arch: self._predicted(arch) for arch in plan.archs}
+        step = WIDE
+        if plan.space is not None and plan.space.steps_of(plan.archs):
+            rates, step = self._tuned(plan.space, rates), NARROW
+        pilots = range(first, first + (1 if len(plan.archs) > 1 else min(PILOTS, plan.num_runs)))
+        starts = {(arch, seed): rate for arch, rate in rates.items() for seed in pilots}
+        self._settle(starts, step)
+        seeds = {arch: self.edges[arch, first] for arch in plan.archs}
+        rest = [case for case in plan.cases() if case not in self.edges]
+        self._search({case: self._again(seeds[case[0]]) for case in rest})
 
-    def _larger_batches(self) -> dict[Case, float]:
-        """Test larger batches at the first rate that did not hold.
+    def _rate(self, place: float) -> float:
+        return float((1 + self.tolerance) ** place)
 
-        Settings were tuned at a lower rate, where the batch limit may not be reached. Batches with more head-room
-        become those of the plan; returns the rates from which their searches continue.
+    def _again(self, edge: Edge) -> Bracketing:
+        """A search that continues from an edge that is about known."""
+        known = edge.slope / math.log1p(self.tolerance) if edge.slope > 0 and edge.root > edge.low else 0.0
+        start = edge.root if holds(edge) else edge.high
+        return search(self._rate(start), self.tolerance, self.tolerance, known)
+
+    @property
+    def _level_s(self) -> float:
+        """The lowest level of TPOT."""
+        levels = self.plan.goal.levels_ms.items()
+        return min((level / 1e3 for name, level in levels if name.endswith("tpot")), default=math.inf)
+
+    def _roomy(self, arch: Arch, space: Space) -> Server:
+        """An architecture's settings with the largest batches that the formula sees meet the level of TPOT."""
+        at = self.plan.experiment((arch, self.plan.base.traffic.seed), 1.0)
+        limits = sorted(space.max_num_seqs)
+        for limit in reversed(limits):
+            server = replace(at.server, max_num_seqs=limit)
+            full = with_best_length(saturated(replace(at, server=server)), space.draft_lengths)
+            if Formula(full).at(full.longest_draft).row_s <= self._level_s:
+                return full.server
+        return replace(at.server, max_num_seqs=limits[0])
+
+    def _predicted(self, arch: Arch) -> float:
+        """Somewhat less than a saturated server delivers, or the lower rate at which the formula sees TPOT in time."""
+        at = self.plan.experiment((arch, self.plan.base.traffic.seed), 1.0)
+        most = OPEN * self._most_held((arch, at.traffic.seed), 1.0)
+
+        def predicted_s(rate: float) -> float:
+            there = replace(at, traffic=replace(at.traffic, request_rate=rate, use_trace_timestamps=False))
+            return Formula(there).at(at.longest_draft).seconds_per_token
+
+        rates = [most / part for part in (1.0, 1.1, 1.25, 1.5, 2.0, 3.0)]
+        return next((rate for rate in rates if predicted_s(rate) <= self._level_s), most)
+
+    def _settle(self, starts: dict[Case, float], step: float) -> None:
+        """Search, and go on in longer runs while those near the edge were too short.
+
+        Where caches start cold, runs beyond the edge must be long enough too: they may have failed by the queue of the
+        start. All runs at a rate have one length.
         """
-        plan, space = self.plan, self.plan.space
-        if space is None or "batches" not in space.steps():
-            return {}
-        full = {}
-        for case, bracket in self.brackets.items():
-            if bracket.failed < math.inf:
-                at = plan.experiment(case, bracket.failed)
-                [row] = self.bench.rows([at])
-                if int(row["max_concurrent_requests"]) >= at.batches * at.server.max_num_seqs:
-                    larger = (one for one in space.batches(at) if one.server.max_num_seqs > at.server.max_num_seqs)
-                    full[case] = [at, *larger]
-        rows = iter(self.bench.rows([one for variants in full.values() for one in variants]))
-        servers, starts = dict(plan.servers), {}
-        for case, variants in full.items():
-            rooms = [min(plan.goal.headrooms(next(rows)).values()) for _ in variants]
-            if max(rooms) > (1 + plan.tolerance) * rooms[0]:
-                servers[case[0]] = variants[rooms.index(max(rooms))].server
-                starts[case] = self.brackets.pop(case).failed
-        self.plan = replace(plan, servers=servers)
-        return starts
+        searches = {case: search(start, step, self.tolerance, width=LOOK) for case, start in starts.items()}
+        for last in (*[False] * (ROUNDS - 1), True):
+            self._search(searches, shorter=not last)
+            runs = [(case, place) for case in starts for place in self._deciding(self.edges[case])]
+            rows = self.bench.rows([self._experiment(*run) for run in runs])
+            if last or (all(map(self.plan.suffices, rows)) and all(map(self._ended, starts))):
+                return
+            self.plan = self.plan.lengthened(rows)
+            searches = {case: self._again(self.edges.pop(case)) for case in starts}
 
-    def _lockstep(self, searches: dict[Case, Bisection], brackets: dict[Case, Bracket], shorter: bool = False) -> None:
-        """Complete all searches, filling `brackets`; every step is one batch of runs.
+    def _ended(self, case: Case) -> bool:
+        """Whether a search went on until its places were adjacent, or its edge was extrapolated."""
+        edge = self.edges[case]
+        return edge.high - edge.low == 1 or min(abs(place - edge.root) for place in edge.tried) < 1.5
+
+    def _experiment(self, case: Case, place: float) -> Experiment:
+        return self.plan.experiment(case, self._rate(place))
+
+    def _deciding(self, edge: Edge) -> Iterator[int]:
+        """The places whose runs must be long enough."""
+        place = nearest(edge)
+        if edge.tried[place] > -FAR_OFF or self.plan.starts_cold:
+            yield place
+
+    def _tuned(self, space: Space, rates: dict[Arch, float]) -> dict[Arch, float]:
+        """Tune each architecture just beyond the rate that it holds, which is returned.
+
+        The rate is first searched coarsely, in shorter runs, with the draft length that the formula predicts. If no
+        level limits it, the settings with the highest throughput of a saturated server are taken.
+        """
+        plan, seed = self.plan, self.plan.base.traffic.seed
+        placed = {arch: plan.experiment((arch, seed), rate) for arch, rate in rates.items()}
+        guesses = {arch: with_best_length(at, space.draft_lengths).server for arch, at in placed.items()}
+        coarse = _Searches(replace(plan, servers=guesses, share=COARSE_SHARE), self.bench, COARSE)
+        coarse._search({(arch, seed): search(rate, WIDE, COARSE) for arch, rate in rates.items()}, shorter=True)
+        servers = {}
+        for objective in ("headroom", "throughput"):
+            mine = [case for case in coarse.edges if coarse._queues(case) == (objective == "throughput")]
+            places = [plan.experiment(case, BEYOND * coarse._rate(coarse.edges[case].root)) for case in mine]
+            if objective == "throughput":
+                places = [saturated(place) for place in places]
+            tuning = Search(replace(plan.goal, objective=objective), space, plan.tolerance)
+            best = tuned(tuning, places, self.bench, alone=True) if places else []
+            servers |= {arch: best[at][arch].server for at, (arch, _) in enumerate(mine)}
+        self.plan = replace(plan, servers=servers)
+        return {
+            arch: coarse._rate(edge.root) if holds(edge) else rates[arch] for (arch, _), edge in coarse.edges.items()
+        }
+
+    def _queues(self, case: Case) -> bool:
+        """Whether not a level but the throughput limits a case: far from every level, the next rate is too high."""
+        edge = self.edges[case]
+        below = [place for place, margin in edge.tried.items() if margin > 0]
+        rows = self.bench.rows([self._experiment(case, place) for place in sorted(below)[-1:]])
+        return any(min(self.plan.goal.headrooms(row).values()) > ROOMY for row in rows)
+
+    def _search(self, searches: dict[Case, Bracketing], shorter: bool = False) -> None:
+        """Complete all searches, filling the edges; every step is one batch of runs.
 
         With `shorter` an inconclusive run that is too short counts as held for now.
         """
-        plan = self.plan
 
-        def judge(asked: dict[Case, float]) -> Iterator[Held]:
-            rows = self.bench.rows([plan.experiment(case, rate) for case, rate in asked.items()])
-            for (case, rate), row in zip(asked.items(), rows, strict=True):
-                unclear = shorter and not plan.suffices(row) and keeps_up(row)
-                stable = unclear or row["stability"] == "stable"
-                holds = stable and plan.goal.attains(row) and rate <= self._most_held(case, rate)
-                yield Held(holds, min(plan.goal.headrooms(row).values()))
+        def judge(asked: dict[Case, int]) -> Iterator[float]:
+            rows = self.bench.rows([self._experiment(*place) for place in asked.items()])
+            for (case, place), row in zip(asked.items(), rows, strict=True):
+                yield self._margin(case, self._rate(place), row, shorter)
 
-        lockstep(searches, judge, brackets)
+        lockstep(searches, judge, self.edges)
 
-    def _saturated(self, arch: Arch) -> Row:
-        """A run of an architecture's servers with requests always waiting."""
-        return self.bench.rows([saturated(self.plan.goal.prepared(self.plan.server_of(arch)))])[0]
+    def _margin(self, case: Case, rate: float, row: Row, shorter: bool) -> float:
+        """Logarithm of the head-room at a rate, no more than to the saturated rate; only its sign if a queue grows."""
+        goal, room = self.plan.goal, min(self.plan.goal.headrooms(row).values())
+        unclear = shorter and not self.plan.suffices(row) and keeps_up(row)
+        if goal.attains(row):
+            stable = unclear or row["stability"] == "stable"
+            left = STEEPNESS * math.log(self._most_held(case, rate) / rate)
+            return min(max(math.log(min(room, 1e9)), 1e-3), left, FAR_OFF) if stable and left > 0 else -FAR_OFF
+        return max(min(math.log(max(room, 1e-9)), -1e-3), -FAR_OFF)
+
+    def _saturated(self, archs: Iterable[Arch]) -> list[Row]:
+        """A run of each architecture's servers with requests always waiting."""
+        return self.bench.rows([saturated(self.plan.goal.prepared(self.plan.server_of(arch))) for arch in archs])
 
     def _most_held(self, case: Case, rate: float) -> float:
         """The throughput of a case's servers when saturated: no higher rate can be held, whatever a run shows.
@@ -260,17 +260,19 @@ class _Searches:
         It is measured in output tokens, which one run gives more precisely than requests, as their lengths vary: those
         of the run at `rate`.
         """
-        tokens_per_s = float(self._saturated(case[0])["output_throughput"])
-        return tokens_per_s / mean_output_tokens(self.plan.experiment(case, rate).traffic)
+        [row] = self._saturated([case[0]])
+        return float(row["output_throughput"]) / mean_output_tokens(self.plan.experiment(case, rate).traffic)
 
-    def row(self, case: Case, bracket: Bracket, gpu_hour_usd: float | None) -> Row:
+    def row(self, case: Case, gpu_hour_usd: float | None) -> Row:
         """The result of a search, with the metrics and the cost at the rate held."""
-        plan, (arch, seed) = self.plan, case
-        experiment = plan.experiment(case, bracket.held or bracket.failed)
+        plan, (arch, seed), edge = self.plan, case, self.edges[case]
+        rate = self._rate(edge.root) if holds(edge) else 0.0
+        failed = edge.high in edge.tried or edge.root < edge.high - 1
+        experiment = self._experiment(case, nearest(edge))
         [run] = self.bench.rows([experiment])
-        tokens_per_s = delivered_tokens_per_s(experiment, run) if bracket.held else 0.0
-        failed = bracket.failed < math.inf
-        below, limit = self._beyond(case, bracket.failed) if failed else (bracket.held, "nothing")
+        faster = rate / self._rate(nearest(edge))
+        tokens_per_s = faster * delivered_tokens_per_s(experiment, run)
+        below, limit = self._beyond(case) if failed else (rate, "nothing")
         hourly_usd, traffic = gpu_hour_usd and gpu_hour_usd * plan.gpus, experiment.traffic
         usd = hourly_usd / (tokens_per_s * 3600) * 1e6 if hourly_usd and tokens_per_s else math.nan
         per_talk = (
@@ -280,8 +282,8 @@ class _Searches:
             "arch": arch,
             "gpus": plan.gpus,
             "seed": seed,
-            "rate": bracket.held,
-            "failed_rate": bracket.failed,
+            "rate": rate,
+            "failed_rate": self._rate(min(edge.high, edge.root + 1)) if failed else math.inf,
             "may_hold": below,
             "attainment": attained(run),
             "limited_by": limit,
@@ -294,14 +296,31 @@ class _Searches:
             **{name: value for name, value in run.items() if name.startswith("outside_measured")},
         }
 
-    def _beyond(self, case: Case, failed: float) -> tuple[float, str]:
-        """Upper limit of the capacity, and why the first rate that did not hold failed.
+    def _beyond(self, case: Case) -> tuple[float, str]:
+        """Upper limit of the capacity, and what limits it.
 
-        The limit is that rate, or the saturated one if the run was inconclusive.
+        The limit is that of the search, or the saturated rate if the run beyond the edge was inconclusive.
         """
-        [run] = self.bench.rows([self.plan.experiment(case, failed)])
-        goal = self.plan.goal
-        unclear = goal.attains(run) and run["stability"] == "inconclusive"
-        missed = "+".join(name for name, room in goal.headrooms(run).items() if room < 1)
-        below = max(failed, self._most_held(case, failed)) if unclear else failed
-        return below, missed or ("queue" if goal.attains(run) else "levels together")
+        edge, goal = self.edges[case], self.plan.goal
+        place = nearest(edge, failing=True)
+        [run] = self.bench.rows([self._experiment(case, place)])
+        unclear = edge.tried[place] <= 0 and goal.attains(run) and run["stability"] == "inconclusive"
+        rooms = goal.headrooms(run)
+        missed = [name for name, room in rooms.items() if room < 1]
+        if edge.tried[place] > 0:  # extrapolated: by the head-room, or by the distance to the saturated rate
+            level = min(rooms, key=rooms.__getitem__)
+            missed = [level if math.log(rooms[level]) <= edge.tried[place] + 1e-3 else "queue"]
+        above = self._rate(min(edge.high, edge.root + 1))
+        below = max(above, self._most_held(case, above)) if unclear else above
+        return below, "+".join(missed) or ("queue" if goal.attains(run) else "levels together")
+
+
+def holds(edge: Edge) -> bool:
+    """Whether any rate is held."""
+    return edge.low in edge.tried or edge.root > edge.low
+
+
+def nearest(edge: Edge, failing: bool = False) -> int:
+    """The place that ran nearest to an edge; one beyond it, if one just beyond it ran and `failing`."""
+    near = [place for place, margin in edge.tried.items() if margin <= 0 and place - edge.root < 2] if failing else []
+    return min(near or edge.tried, key=lambda place: abs(place - edge.root))

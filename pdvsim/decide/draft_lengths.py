@@ -19,8 +19,8 @@ from typing import NamedTuple
 import numpy as np
 
 from pdvsim.bench.stats import interval
-from pdvsim.decide.bracket import first_where
 from pdvsim.decide.draft_table import HOLD, PLAIN, Border, DraftQuestion, DraftTable, SizeAndLength, Tier
+from pdvsim.decide.edge import first_where
 from pdvsim.decide.formula import RATES
 from pdvsim.decide.runs import Bench, at_acceptance
 from pdvsim.decide.speeds import Logs, Speeds
@@ -29,9 +29,10 @@ from pdvsim.sim.config import Experiment, Server
 from pdvsim.sim.hardware.profile import Profile
 
 TRIED_SIZES = 16  # of a tier, at these rates
-SIZE_RATIO = 4
-CLOSE = 0.1  # lengths within this of the best are simulated too, as are its neighbours
-EDGE_ROUNDS = 4
+SIZE_RATIO = 8
+CLOSE = 0.04  # formula's error between lengths: those within this of the best are simulated too
+EDGE_ROUNDS = 3
+NEARBY = 0.1  # logarithm of sizes within which one simulation stands for another
 
 
 class SizeRange(NamedTuple):
@@ -76,8 +77,8 @@ def find_table(question: DraftQuestion, bench: Bench | None = None) -> DraftTabl
 
 
 def usual_runs(question: DraftQuestion) -> int:
-    """Estimated simulations of a table: five lengths at each size, two edges that move once, and these in service."""
-    return (5 * len(_sizes(question.most)) + 2 * 2 * 2 * 3 + 2 * 2) * question.num_runs
+    """Estimated simulations of a table: four lengths at each size, two edges that move once, and these in service."""
+    return (4 * len(_sizes(question.most)) + 2 * 2 * 3 + 2 * 2) * question.num_runs
 
 
 def _sizes(most: int) -> list[int]:
@@ -90,7 +91,10 @@ def _simulate(speeds: Speeds, bench: Bench) -> None:
     points = [(rows, k) for rows in _sizes(most) for k in _worth_simulating(speeds, rows)]
     _run(speeds, points, bench)
     for _ in range(EDGE_ROUNDS):
-        new = [point for point in _edges(speeds, most) if point not in speeds.simulated]
+        new: list[SizeAndLength] = []
+        for rows, k in _edges(speeds, most):
+            if not any(k == other and _near(rows, size) for size, other in [*speeds.simulated, *new]):
+                new.append((rows, k))
         if not new:
             return
         _run(speeds, new, bench)
@@ -107,19 +111,23 @@ def _worth_simulating(speeds: Speeds, rows: int) -> list[int]:
     """Lengths near the best at a size, the one compared with, and plain decoding."""
     logs = speeds.logs([rows])[0]
     best = max(1, int(logs.argmax()))
-    near = {k for k in range(1, len(logs)) if abs(k - best) <= 1} | {speeds.question.compared}
-    near |= {k for k in range(len(logs)) if logs[best] - logs[k] <= CLOSE}
-    return list(dict.fromkeys([PLAIN, *sorted(near)]))
+    near = {k for k in range(len(logs)) if logs[best] - logs[k] <= CLOSE}
+    return list(dict.fromkeys([PLAIN, *sorted(near | {speeds.question.compared})]))
+
+
+def _near(rows: int, size: int) -> bool:
+    """Whether one simulation stands for both sizes."""
+    return abs(math.log(size / rows)) <= NEARBY
 
 
 def _edges(speeds: Speeds, most: int) -> list[SizeAndLength]:
-    """Both sizes at each edge of the table, with the lengths of both sides, and the worst of each range; and plain."""
+    """The size from which each range begins, with the lengths of both sides, and the worst of each range; and plain."""
     sizes = range(1, most + 1)
     logs, plain = speeds.logs(sizes), speeds.plain(sizes)
     tiers = _merged(logs, logs.argmax(axis=1).tolist(), speeds.question.indifference)
-    points = [(rows, k) for (_, a, left), (b, _, right) in pairwise(tiers) for rows in (a, b) for k in (left, right)]
+    points = [(right.first, k) for left, right in pairwise(tiers) for k in (left.k, right.k)]
     first = _plain_from(plain, _chosen(logs, tiers))
-    points += [(rows, tier.k) for rows in (first - 1, first) for tier in tiers if tier.first <= rows <= tier.last]
+    points += [(first, tier.k) for tier in tiers if tier.first <= first <= tier.last]
     points += [(_worst(logs, plain, tier), tier.k) for tier in tiers]
     return list(dict.fromkeys([(rows, one) for rows, k in points for one in (PLAIN, k)]))
 
@@ -127,18 +135,19 @@ def _edges(speeds: Speeds, most: int) -> list[SizeAndLength]:
 def _borders(table: DraftTable, bench: Bench) -> list[Border]:
     """Each border that a batch can reach, where both lengths were simulated, with the table in service."""
     known = table.simulated
-    places = [
-        (right.first, left.k, right.k)
-        for left, right in pairwise(table.tiers)
-        if (right.first, left.k) in known and (right.first, right.k) in known
-    ]
-    loops = [_served(table, first, hold) for first, *_ in places for hold in (0.0, HOLD)]
+    places = []
+    for left, right in pairwise(table.tiers):
+        both = [rows for rows, k in known if k == left.k and (rows, right.k) in known]
+        near = min(both, key=lambda rows: abs(math.log(rows / right.first)), default=None)
+        if near is not None and _near(near, right.first):
+            places.append((right.first, near, left.k, right.k))
+    loops = [_served(table, at, hold) for _, at, *_ in places for hold in (0.0, HOLD)]
     bench.rows([run for runs in loops for run in runs])
     speeds = [interval(float(row["output_throughput"]) for row in bench.known(runs) or ()).mean for runs in loops]
     crossed = []
-    for (first, before, after), jumping, held in zip(places, speeds[::2], speeds[1::2], strict=True):
-        better = max(known[first, before].mean, known[first, after].mean)
-        crossed.append(Border(first, before, after, 1 - jumping / better, 1 - held / better))
+    for (first, at, before, after), jumping, held in zip(places, speeds[::2], speeds[1::2], strict=True):
+        better = max(known[at, before].mean, known[at, after].mean)
+        crossed.append(Border(first, at, before, after, 1 - jumping / better, 1 - held / better))
     return crossed
 
 

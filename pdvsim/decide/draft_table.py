@@ -116,6 +116,7 @@ class Border:
     """
 
     first: int
+    at: int  # the batch size that was simulated, about the same
     before: int
     after: int
     lost: float  # against the better of both lengths

@@ -13,11 +13,11 @@ import numpy as np
 from pdvsim.bench.stats import Interval, interval
 from pdvsim.decide.advice import CONFIDENCE, FLIPS, Advice
 from pdvsim.decide.capacity import Capacities
-from pdvsim.decide.flips import Flips
 from pdvsim.decide.goal import NAMES, level_title
 from pdvsim.decide.grid import place_text
 from pdvsim.decide.report import gpus_text
 from pdvsim.decide.runs import load_words
+from pdvsim.decide.surroundings import Flips
 from pdvsim.decide.winners import WinnerMap, confidence_text
 from pdvsim.sim.config import Experiment
 from pdvsim.sim.policies import policy_of

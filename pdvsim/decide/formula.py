@@ -20,7 +20,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from pdvsim.decide.bracket import first_where
+from pdvsim.decide.edge import first_where
 from pdvsim.sim.assembly import ServerParts, reuse_of
 from pdvsim.sim.config import Acceptance, Experiment, Traffic
 from pdvsim.sim.core import Request
@@ -43,6 +43,16 @@ class Predicted(NamedTuple):
     seconds_per_token: float  # of one request
     tokens_per_s: float
     keeps_up: bool
+
+    @property
+    def row_s(self) -> float:
+        """Time per token of a row that decodes, without the wait for a place in the batch."""
+        return self.rows / self.tokens_per_s
+
+    @property
+    def cost_s(self) -> float:
+        """What is compared: the time per token of a request, or of the server if it cannot keep up."""
+        return self.seconds_per_token if self.keeps_up else 1 / self.tokens_per_s
 
 
 @dataclass(frozen=True)
@@ -209,10 +219,13 @@ class Formula:
 
     def ranked(self, lengths: Iterable[int]) -> list[Predicted]:
         """Draft lengths, most promising first: those that keep up by time per token, the others by throughput."""
-        predictions = [self.at(k) for k in lengths]
-        return sorted(
-            predictions, key=lambda p: (not p.keeps_up, p.seconds_per_token if p.keeps_up else -p.tokens_per_s)
-        )
+        return sorted(map(self.at, lengths), key=lambda p: (not p.keeps_up, p.cost_s))
+
+    def likely(self, lengths: Iterable[int], within: float) -> list[int]:
+        """Draft lengths, most promising first, that this error of the formula leaves."""
+        best, *others = self.ranked(lengths)
+        alike = (p for p in others if p.keeps_up == best.keeps_up and p.cost_s <= (1 + within) * best.cost_s)
+        return [best.k, *(p.k for p in alike)]
 
 
 @lru_cache(maxsize=64)

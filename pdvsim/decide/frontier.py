@@ -16,8 +16,8 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from pdvsim.bench.stats import Interval, interval, varied
-from pdvsim.decide.contest import LEAST_SEEDS, corrected, exceeds, few_text, shares
 from pdvsim.decide.error import lead_error
+from pdvsim.decide.race import LEAST_SEEDS, corrected, exceeds, few_text, shares
 from pdvsim.decide.report import positive
 from pdvsim.decide.runs import kept_up
 from pdvsim.sim.config import Experiment, Hardware, Scoring, Server

@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
-from pdvsim.decide.contest import check_seeds
 from pdvsim.decide.fleet import Contender
 from pdvsim.decide.goal import Goal
+from pdvsim.decide.race import check_seeds
 from pdvsim.decide.runs import at_acceptance, at_rate, replications
 from pdvsim.decide.space import Space
 from pdvsim.sim.config import Acceptance, Arch, Experiment

@@ -9,8 +9,8 @@ from typing import Any, ClassVar
 
 from pdvsim.common.console import say
 from pdvsim.common.presets import ExperimentOptions
-from pdvsim.decide.contest import LEAST_SEEDS
 from pdvsim.decide.goal import ATTAINMENT, Goal, Objective
+from pdvsim.decide.race import LEAST_SEEDS
 from pdvsim.decide.report import plural
 from pdvsim.decide.space import ADAPTIVE, CONTROLLERS, LENGTHS, LONG_LENGTHS, Space
 from pdvsim.sim.config import Acceptance, Arch, ControllerName, Server, Traffic

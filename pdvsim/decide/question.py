@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated
 
-from pdvsim.decide.contest import check_seeds
 from pdvsim.decide.fleet import Contender, contender_name
 from pdvsim.decide.goal import Goal
 from pdvsim.decide.options import BUDGET
+from pdvsim.decide.race import check_seeds
 from pdvsim.decide.space import Space, settings_text
 from pdvsim.sim.config import Arch, Experiment
 from pdvsim.sim.limits import Budget, GpuHourUsd, NumRuns, PartialShare, Range, check_ranges

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from pdvsim.bench.length import length_of, with_length
-from pdvsim.decide.bracket import Ends, find_edge, first_where, lockstep
+from pdvsim.decide.edge import Ends, find_edge, first_where, lockstep
 from pdvsim.decide.fleet import Contender, copies
 from pdvsim.decide.formula import Formula, Predicted
 from pdvsim.decide.goal import Goal
@@ -26,7 +26,6 @@ from pdvsim.sim.config import Experiment
 
 WORTH = 1.5  # times the GPUs of the smallest fleet, up to which others are compared
 MOST_FLEETS = 4  # in addition to plain decoding
-STEPS = 4  # changes of the number of replicas
 RUN_SHARE = 0.5  # of what a final run measures
 MARGIN = 1.5  # a load that is predicted to be this many times too high for one server is not tried on it
 
@@ -105,6 +104,5 @@ def _refined(
         return [-1 if goal.met([row]) else 1 for row in rows]
 
     limits = {server: Ends(0, most // server.gpus(base) + 1) for server in counts}
-    searches = {server: find_edge(counts[server], limits[server], growth=1) for server in counts}
-    lockstep(searches, too_few, {}, STEPS)
+    lockstep({server: find_edge(counts[server], limits[server], far=0) for server in counts}, too_few, {})
     return [copies(server, base, least[server]) for server in counts if server in least]

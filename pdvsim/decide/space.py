@@ -22,7 +22,9 @@ CONTROLLERS: tuple[ControllerName, ...] = ("fixed", "goodput", "feedback")
 ADAPTIVE: ControllerName = "adaptive-verification"  # also for heads and parallel drafters; always drafts k
 ADAPTIVE_LENGTH = 8
 
-PROMISING = 3  # best-ranked draft lengths of the formula that are simulated
+PROMISING = 3  # best-ranked draft lengths of the formula that are simulated, at most
+LIKELY = 0.05  # formula's error between draft lengths near its best, and ...
+EXCLUDED = 0.15  # ... the gap from which a length is not simulated even next to the best
 
 
 def tried() -> tuple[Arch, ...]:
@@ -61,7 +63,8 @@ class Space:
     def steps(self) -> list[str]:
         """The kinds of setting in the order of the search, without fixed ones."""
         several = {
-            "drafts": len(self.draft_lengths) > 1 or len(self.controllers) > 1,
+            "drafts": len(self.draft_lengths) > 1,
+            "varied": len(self.controllers) > 1 or self.controllers == (ADAPTIVE,),
             "batches": len(self.max_num_seqs) > 1,
             "prompts": len(self.max_num_batched_tokens) > 1,
             "owned": self.own,
@@ -73,28 +76,35 @@ class Space:
         return [step for step in self.steps() if step != "owned" or any(policy_of(arch).tuned for arch in archs)]
 
     def drafts(self, candidate: Experiment) -> list[Experiment]:
-        """The candidate with the formula's most promising draft lengths, and with every controller."""
-        server = candidate.server
+        """The candidate with the draft lengths that the formula leaves; with controllers if none is fixed."""
         if not candidate.has_drafter:
             return [candidate]
-        servers: list[Server] = []
-        if "fixed" in self.controllers:
-            lengths = list(self.draft_lengths)
-            if len(lengths) > PROMISING:
-                lengths = [predicted.k for predicted in Formula(candidate).ranked(lengths)[:PROMISING]]
-            servers += [replace(server, controller="fixed", num_speculative_tokens=k) for k in lengths]
-        servers += [replace(server, controller=name) for name in self.controllers if name not in ("fixed", ADAPTIVE)]
+        if "fixed" not in self.controllers:
+            return self.varied(candidate)
+        lengths: Sequence[int] = self.draft_lengths
+        if len(lengths) > PROMISING:
+            lengths = Formula(candidate).likely(lengths, LIKELY)[:PROMISING]
+        servers = (replace(candidate.server, controller="fixed", num_speculative_tokens=k) for k in lengths)
+        return _possible(candidate, ((candidate.arch, one) for one in servers))
+
+    def varied(self, candidate: Experiment) -> list[Experiment]:
+        """The candidate with every controller that varies its draft length."""
+        if not candidate.has_drafter:
+            return []
+        others = (name for name in self.controllers if name not in ("fixed", ADAPTIVE))
+        servers = [replace(candidate.server, controller=name) for name in others]
         if ADAPTIVE in self.controllers and (candidate.arch == "colocated" or len(self.controllers) == 1):
             k = min(max(self.draft_lengths), ADAPTIVE_LENGTH)
-            servers.append(replace(server, controller=ADAPTIVE, num_speculative_tokens=k))
+            servers.append(replace(candidate.server, controller=ADAPTIVE, num_speculative_tokens=k))
         return _possible(candidate, ((candidate.arch, one) for one in servers))
 
     def neighbours(self, candidate: Experiment, name: str) -> list[Experiment]:
         """The candidate with the next smaller and the next larger value of a setting."""
-        values = self.draft_lengths if name == "num_speculative_tokens" else getattr(self, name)
-        if name == "num_speculative_tokens" and not candidate.has_drafter:
-            return []
-        here = getattr(candidate.server, name)
+        here, values = getattr(candidate.server, name), getattr(self, name, self.draft_lengths)
+        if name == "num_speculative_tokens":
+            if not candidate.has_drafter:
+                return []
+            values = tuple(Formula(candidate).likely(values, EXCLUDED))
         smaller, larger = (sorted(v for v in values if v < here), sorted(v for v in values if v > here))
         return self._with(candidate, name, [*smaller[-1:], *larger[:1]])
 
@@ -103,14 +113,6 @@ class Space:
         if not candidate.has_drafter or "fixed" not in self.controllers:
             return []
         return self._with(candidate, "num_speculative_tokens", [min(self.draft_lengths)])
-
-    def batches(self, candidate: Experiment) -> list[Experiment]:
-        """The candidate with every batch limit."""
-        return self._with(candidate, "max_num_seqs", self.max_num_seqs)
-
-    def prompts(self, candidate: Experiment) -> list[Experiment]:
-        """The candidate itself and with the next limits on the prompt tokens of a forward."""
-        return [candidate, *self.neighbours(candidate, "max_num_batched_tokens")]
 
     def owned(self, candidate: Experiment) -> list[Experiment]:
         """The candidate with the settings that only its architecture has."""

@@ -1,12 +1,11 @@
-"""Tune every architecture wherever architectures are compared.
+"""Tune every architecture wherever architectures are compared: formula first, then simulations of what it leaves.
 
-At each place (a load, a pair, a GPU) the search first tests the draft lengths that the formula ranks best, and further
-ones while shorter or longer is better. Then come the controllers, batch limits, prompt tokens per forward (the next
-fewer and more, and further ones while that is better), and settings that only this architecture has. Draft lengths and
-batch limits depend on each other, so the best two are kept between these. Runs are short and share their requests.
-Their seeds are used for nothing else, because the best of many looks too good on the seeds that selected it. Settings
-far worse than the best of their kind on the first seed get no second one. Among settings within the indifference the
-simpler is kept.
+At each place (a load, a pair, a GPU) every contender runs with the draft length that the formula ranks best. Those that
+can still win try, in one batch, the lengths that the formula's error cannot exclude, and those next to the best. Then
+come the controllers, batch limits and prompt tokens per forward (the next fewer and more, and further ones while that
+is better), and settings that only this architecture has. Runs are short and share their requests. Settings close to the
+best of their contender get a second seed. These seeds are used for nothing else, because the best of many looks too
+good on the seeds that selected it. Among settings within the indifference the simpler is kept.
 
 Limits: the search tests one kind of setting after another, so it can miss settings that are good only together.
 Settings skipped for lack of budget are counted.
@@ -18,7 +17,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import zip_longest
 
-from pdvsim.bench.stats import interval
 from pdvsim.decide.fleet import Contender, contender_name
 from pdvsim.decide.goal import Goal
 from pdvsim.decide.runs import Bench, one_server, replications, shortened, without_band
@@ -27,10 +25,12 @@ from pdvsim.sim.config import Experiment
 
 FAR = 2.0  # architectures this many times worse than the best are not tuned further
 FAR_CONTENDER = 1.25  # the same for fleets and drafters that are not always kept
-NEAR_CONTENDER = 1.1  # the same once draft lengths and batch limits are tuned: what is left to tune changes less
-BEHIND = 1.05  # settings this many times worse than the best on the first seed get no other
-KEPT_SETTINGS = 2  # of an architecture, with their draft lengths
-CLIMBED = {"drafts": "num_speculative_tokens", "prompts": "max_num_batched_tokens"}  # kinds tested from best to next
+NEAR_CONTENDER = 1.1  # the same once draft lengths are tuned: what is left to tune changes less
+CLOSE = 1.02  # settings this many times worse than the best of their contender get a second seed
+CLIMBED = {  # kinds tested from best to next
+    "drafts": "num_speculative_tokens", "batches": "max_num_seqs", "prompts": "max_num_batched_tokens",
+}  # fmt: skip
+MOST_CLOSE = 3
 SEEDS = 2
 APART = 100_000  # offset of search seeds from those of the replications
 SEARCH_RUN_SHARE = 0.25  # of what a final run measures
@@ -40,7 +40,7 @@ PlaceAndName = tuple[int, str]  # number of a place, name of a contender
 
 @dataclass
 class Search:
-    """Candidates with their values in short runs."""
+    """Candidates with their values in short runs of one seed."""
 
     goal: Goal
     space: Space
@@ -49,7 +49,6 @@ class Search:
     contenders: tuple[Contender, ...] = ()  # compared instead of architectures
     always_finalists: frozenset[str] = frozenset()  # fleets that are always tuned and replicated
     figures: dict[Experiment, float] = field(default_factory=dict)
-    firsts: dict[Experiment, float] = field(default_factory=dict)  # values on the first seed
     peaks: dict[Experiment, int] = field(default_factory=dict)  # most concurrent requests in the system
     skipped: int = 0
 
@@ -64,32 +63,38 @@ class Search:
         spaces = ((one, replace(self.space, archs=(one.arch,))) for one in self.contenders)
         return [start for one, space in spaces for start in space.starts(one.of(base))]
 
-    def ranked(self, candidates: Sequence[Experiment], base: Experiment) -> list[Experiment]:
-        """The candidates that have run, best first; simplest first within the indifference."""
-        run = [candidate for candidate in dict.fromkeys(candidates) if candidate in self.figures]
-        best = sorted(run, key=lambda c: -self.goal.sign * self.figures[c])
+    def ranked(
+        self, candidates: Sequence[Experiment], base: Experiment, figures: Mapping[Experiment, float] | None = None
+    ) -> list[Experiment]:
+        """The candidates that have run, best first by `figures`; simplest first within the indifference."""
+        figures = self.figures if figures is None else figures
+        best = sorted(
+            filter(figures.__contains__, dict.fromkeys(candidates)), key=lambda c: -self.goal.sign * figures[c]
+        )
         order: list[Experiment] = []
         while best:
-            top = self.figures[best[0]]
-            alike = [c for c in best if abs(self.figures[c] - top) <= self.indifference * abs(top)]
+            top = figures[best[0]]
+            alike = [c for c in best if abs(figures[c] - top) <= self.indifference * abs(top)]
             order += sorted(alike, key=lambda c: complexity(c, base))
             best = best[len(alike) :]
         return order
 
-    def best(self, figures: Mapping[Experiment, float], candidates: Sequence[Experiment]) -> Experiment:
-        """The candidate with the best of these values."""
-        return max((c for c in candidates if c in figures), key=lambda c: self.goal.sign * figures[c])
+    def best(self, candidates: Sequence[Experiment]) -> Experiment | None:
+        """The candidate with the best value; None if none has run."""
+        run = [candidate for candidate in candidates if candidate in self.figures]
+        return max(run, key=lambda c: self.goal.sign * self.figures[c], default=None)
 
-    def worse(self, mine: float, best: float) -> float:
-        """How many times worse a value is than the best."""
-        more, less = (best, mine) if self.goal.sign > 0 else (mine, best)
-        return 1.0 if mine == best else more / less if less > 0 else float("inf")
+    def worse(self, mine: Experiment, best: Experiment) -> float:
+        """How many times worse a candidate is than the best."""
+        sides = self.figures[mine], self.figures[best]
+        less, more = sides if self.goal.sign > 0 else sides[::-1]
+        return 1.0 if less == more else more / less if less > 0 else float("inf")
 
 
 def most_runs(space: Space, places: int, contenders: int | None = None) -> int:
     """Estimated upper limit of simulations for tuning at `places`, for all architectures or that many `contenders`."""
     variants = PROMISING + len(space.controllers) if "drafts" in space.steps() else 1
-    variants += KEPT_SETTINGS * (len(space.max_num_seqs) + len(space.max_num_batched_tokens) + 3 * space.own)
+    variants += len(space.max_num_seqs) + len(space.max_num_batched_tokens) + 3 * space.own
     return SEEDS * places * (contenders or len(space.archs)) * variants
 
 
@@ -100,118 +105,113 @@ def tuned(
 
     With `alone` only the architecture of the place's experiment.
     """
-    active: dict[PlaceAndName, list[Experiment]] = {}
+    tried: dict[PlaceAndName, list[Experiment]] = {}  # the setting that leads its contender comes first
     for at, base in enumerate(places):
         starts = replace(search.space, archs=(base.arch,)).starts(base) if alone else search.starts(base)
         if not starts:
             raise ValueError("no architecture can run with these options")
-        active |= {(at, search.name(start)): [start] for start in starts}
+        tried |= {(at, search.name(start)): [start] for start in starts}
     far = FAR_CONTENDER if search.contenders else FAR
-    _start(search, active, bench, far)
+    _run(search, tried, bench)
+    if "drafts" in search.space.steps():  # those that the formula gave too many drafts are not out yet
+        fewest = {key: search.space.fewest(mine[0]) for key, mine in tried.items() if _far(search, tried, key, FAR)}
+        _extend(search, tried, fewest, places, bench)
     for step in search.space.steps():
-        tried = {
-            key: list(dict.fromkeys(variant for candidate in mine for variant in _variants(search, step, candidate)))
-            for key, mine in active.items()
-            if not _far(search, active, key, far)
-        }
-        _try(search, [[*active[key], *variants] for key, variants in tried.items()], bench, BEHIND)
-        if step in CLIMBED:
-            _climb(search, step, tried, bench)
-        most = KEPT_SETTINGS if step == "drafts" else 1
-        for key, variants in tried.items():
-            active[key] = search.ranked([*active[key], *variants], places[key[0]])[:most] or active[key]
-        if search.contenders and step != "drafts":
-            far = NEAR_CONTENDER
+        near = [key for key in tried if not _far(search, tried, key, far)]
+        _extend(search, tried, {key: _variants(search, step, tried[key][0]) for key in near}, places, bench)
+        while step in CLIMBED:
+            further = {key: _further(search, step, tried[key]) for key in near if tried[key][0] in search.figures}
+            if not _extend(search, tried, further, places, bench):
+                break
+        far = NEAR_CONTENDER if search.contenders else far
+    _settle(search, tried, places, bench)
     best: list[dict[str, Experiment]] = []
     for at, base in enumerate(places):
-        mine = [candidates[0] for (where, _), candidates in active.items() if where == at]
+        mine = [candidates[0] for (where, _), candidates in tried.items() if where == at]
         order = [*search.ranked(mine, base), *(c for c in mine if c not in search.figures)]
         best.append({search.name(candidate): candidate for candidate in order})
     return best
 
 
-def _start(search: Search, active: dict[PlaceAndName, list[Experiment]], bench: Bench, far: float) -> None:
-    """Run the initial settings; contenders that are far worse also test the shortest draft length."""
-    _try(search, _by_place(active), bench, far)
-    distant = [key for key in active if "drafts" in search.space.steps() and _far(search, active, key, FAR)]
-    fewer = {key: search.space.fewest(active[key][0]) for key in distant if active[key][0] in search.figures}
-    _try(search, _by_place({key: [*active[key], *fewer.get(key, [])] for key in active}), bench, far)
-    for key, variants in fewer.items():
-        active[key] = [search.best(search.figures, [*active[key], *variants])]
-
-
-def _by_place(active: Mapping[PlaceAndName, Sequence[Experiment]]) -> list[list[Experiment]]:
-    places = dict.fromkeys(at for at, _ in active)
-    return [[c for (where, _), mine in active.items() if where == at for c in mine] for at in places]
+def _extend(
+    search: Search,
+    tried: dict[PlaceAndName, list[Experiment]],
+    variants: Mapping[PlaceAndName, Sequence[Experiment]],
+    places: Sequence[Experiment],
+    bench: Bench,
+) -> bool:
+    """Run further settings of contenders, and put the best of each first; returns whether any setting is new."""
+    new = {key: [v for v in dict.fromkeys(mine) if v not in tried[key]] for key, mine in variants.items()}
+    if not any(new.values()):
+        return False
+    _run(search, new, bench)
+    for key, mine in new.items():
+        tried[key] += mine
+        order = search.ranked(tried[key], places[key[0]])
+        tried[key] = [*order, *(c for c in tried[key] if c not in search.figures)]
+    return True
 
 
 def _variants(search: Search, step: str, candidate: Experiment) -> list[Experiment]:
+    if step in ("batches", "prompts"):
+        return _further(search, step, [candidate])
     variants: list[Experiment] = getattr(search.space, step)(candidate)
-    if step == "batches":  # limits that are never reached make no difference
-        peak, limit = search.peaks.get(candidate, 0), candidate.server.max_num_seqs
-        variants = (
-            variants if peak >= limit else [variant for variant in variants if variant.server.max_num_seqs < peak]
-        )
     return variants
 
 
-def _climb(search: Search, step: str, tried: dict[PlaceAndName, list[Experiment]], bench: Bench) -> None:
-    """Test neighbours of the best setting of a kind until all have been tested; adds to `tried`."""
-    while True:
-        further = {}
-        for key, variants in tried.items():
-            fixed = [
-                w for w in variants if w in search.figures and (step != "drafts" or w.server.controller == "fixed")
-            ]
-            if fixed:
-                best = search.best(search.figures, fixed)
-                further[key] = [
-                    variant for variant in search.space.neighbours(best, CLIMBED[step]) if variant not in variants
-                ]
-        if not any(further.values()):
-            return
-        _try(search, [[*tried[key], *variants] for key, variants in further.items()], bench, BEHIND)
-        for key, variants in further.items():
-            tried[key] += variants
+def _further(search: Search, step: str, tried: Sequence[Experiment]) -> list[Experiment]:
+    """The settings of a kind next to the best one that ran; no batch limit that is never reached."""
+    best = search.best([c for c in tried if step != "drafts" or c.server.controller == "fixed"])
+    if best is None:
+        return []
+    next_ones, peak = search.space.neighbours(best, CLIMBED[step]), search.peaks[best]
+    if step != "batches" or peak >= best.server.max_num_seqs:
+        return next_ones
+    return [one for one in next_ones if one.server.max_num_seqs < peak]
 
 
-def _far(search: Search, active: Mapping[PlaceAndName, Sequence[Experiment]], key: PlaceAndName, limit: float) -> bool:
+def _far(search: Search, tried: Mapping[PlaceAndName, Sequence[Experiment]], key: PlaceAndName, limit: float) -> bool:
     """Whether a contender is more than `limit` times worse than the best at its place."""
     if key[1] in search.always_finalists:
         return False
-    rivals = [mine[0] for (at, _), mine in active.items() if at == key[0] and mine[0] in search.figures]
-    mine = active[key][0]
-    if mine not in search.figures or not rivals:
-        return True
-    return search.worse(search.figures[mine], search.figures[search.best(search.figures, rivals)]) > limit
+    mine, best = tried[key][0], search.best([c for (at, _), rivals in tried.items() if at == key[0] for c in rivals])
+    return mine not in search.figures or best is None or search.worse(mine, best) > limit
 
 
-def _try(search: Search, groups: Sequence[Sequence[Experiment]], bench: Bench, behind: float) -> None:
-    """Run candidates without a value, within the budget; the first is always run.
-
-    All run on the first seed. Those more than `behind` times worse than the best of their group get no further seeds:
-    their value is the best's, worse by the same factor.
-    """
+def _run(search: Search, groups: Mapping[PlaceAndName, Sequence[Experiment]], bench: Bench) -> None:
+    """Run candidates without a value on the first seed, within the budget; the first is always run."""
     # alternately, so that a limited budget affects every group equally
-    turns = dict.fromkeys(c for turn in zip_longest(*groups) for c in turn if c is not None)
+    turns = dict.fromkeys(c for turn in zip_longest(*groups.values()) for c in turn if c is not None)
     new = [candidate for candidate in turns if candidate not in search.figures]
     if search.budget is not None:
-        room = max(0 if search.figures else 1, (search.budget - bench.runs) // SEEDS)
+        room = max(0 if search.figures else 1, search.budget - bench.runs)
         new, left = new[:room], new[room:]
         search.skipped += len(left)
     for candidate, row in zip(new, bench.rows([_short(c)[0] for c in new]), strict=True):
-        search.firsts[candidate] = search.goal.value(row)
+        search.figures[candidate] = search.goal.value(row)
         search.peaks[candidate] = int(row["max_concurrent_requests"])
-    best = {c: search.best(search.firsts, group) for group in groups for c in group if c in search.firsts}
-    near = [c for c in new if search.worse(search.firsts[c], search.firsts[best[c]]) <= behind]
-    rest = bench.rows([run for c in near for run in _short(c)[1:]])
-    for at, c in enumerate(near):
-        others = rest[at * (SEEDS - 1) : (at + 1) * (SEEDS - 1)]
-        search.figures[c] = interval([search.firsts[c], *map(search.goal.value, others)]).mean
-        search.peaks[c] = max(search.peaks[c], *(int(row["max_concurrent_requests"]) for row in others))
-    for c in new:
-        if c not in near:
-            search.figures[c] = search.figures[best[c]] * search.firsts[c] / search.firsts[best[c]]
+
+
+def _settle(
+    search: Search, tried: dict[PlaceAndName, list[Experiment]], places: Sequence[Experiment], bench: Bench
+) -> None:
+    """Put the best of each contender first, by all seeds where several are close on the first."""
+    close: dict[PlaceAndName, list[Experiment]] = {}
+    for key, mine in tried.items():
+        best = search.best(mine)
+        if best is not None and not _far(search, tried, key, NEAR_CONTENDER):
+            close[key] = [c for c in mine if c in search.figures and search.worse(c, best) <= CLOSE][:MOST_CLOSE]
+    rivals = {key: mine for key, mine in close.items() if len(mine) > 1}
+    again = dict.fromkeys(c for mine in rivals.values() for c in mine)
+    if search.budget is not None and bench.runs + (SEEDS - 1) * len(again) > search.budget:
+        return
+    rows = iter(bench.rows([run for c in again for run in _short(c)[1:]]))
+    means = {
+        c: (search.figures[c] + sum(search.goal.value(next(rows)) for _ in range(SEEDS - 1))) / SEEDS for c in again
+    }
+    for key, mine in rivals.items():
+        best = search.ranked(mine, places[key[0]], means)[0]
+        tried[key] = [best, *(c for c in tried[key] if c != best)]
 
 
 def _short(candidate: Experiment) -> list[Experiment]:

@@ -22,12 +22,23 @@ from typing import TYPE_CHECKING, Any
 from pdvsim.bench import output
 from pdvsim.bench.pool import Row
 from pdvsim.bench.stats import Interval, over_replications, paired_differences
-from pdvsim.decide.contest import LEAST_SEEDS, Contest, corrected, exceeds, percent, threshold_text, unsure_text
 from pdvsim.decide.error import lead_error
-from pdvsim.decide.finals import Finals, chosen, contest_of, decided
+from pdvsim.decide.finals import decided
 from pdvsim.decide.formula import break_even_rate
 from pdvsim.decide.goal import NAMES
 from pdvsim.decide.grid import Grid, Place, place_text
+from pdvsim.decide.race import (
+    LEAST_SEEDS,
+    Contest,
+    Finals,
+    chosen,
+    contest_of,
+    corrected,
+    exceeds,
+    percent,
+    threshold_text,
+    unsure_text,
+)
 from pdvsim.decide.report import NO_DRAFTS, Answer, Report, gpus_text, outside_measured, rests_on
 from pdvsim.decide.runs import Bench, kept_up, load_words
 from pdvsim.decide.space import drafts_text, settings_text

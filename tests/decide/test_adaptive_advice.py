@@ -35,9 +35,9 @@ def test_it_competes_where_drafts_are_cheap_and_nothing_else_is_asked(server: di
     asked = build(DecisionOptions, server)
     space = asked.space(("colocated", "pdv"))
     colocated, pdv = (Experiment(arch, server=asked.server) for arch in ("colocated", "pdv"))
-    tried = [way.server for way in space.drafts(colocated) if way.server.controller == ADAPTIVE]
+    tried = [way.server for way in space.varied(colocated) if way.server.controller == ADAPTIVE]
     assert [way.num_speculative_tokens for way in tried] == [ADAPTIVE_LENGTH] * competes
-    assert not any(way.server.controller == ADAPTIVE for way in space.drafts(pdv))
+    assert not any(way.server.controller == ADAPTIVE for way in space.varied(pdv))
 
 
 def test_it_is_tried_where_it_is_asked_for() -> None:

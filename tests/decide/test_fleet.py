@@ -24,9 +24,9 @@ from pdvsim.decide.deploy import vllm
 from pdvsim.decide.error import lead_error
 from pdvsim.decide.figures import flips_figure
 from pdvsim.decide.fleet import ARCHS, SPLITS, drafters, fleet_name, fleets
-from pdvsim.decide.hazards import equivalent_rate
 from pdvsim.decide.runs import Bench, keeps_up, mean_output_tokens, without_band
 from pdvsim.decide.served import served_as, unknown_head
+from pdvsim.decide.surroundings import equivalent_rate
 from pdvsim.decide.winners import WinnerMap, draw_map
 from pdvsim.sim.config import Acceptance, Arch, Experiment, Hardware, Server, Traffic
 from pdvsim.sim.hardware.models import PRESETS, can_load

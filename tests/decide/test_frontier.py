@@ -14,9 +14,9 @@ from matplotlib.text import Text
 from pdvsim.bench.results import load
 from pdvsim.bench.stats import Interval
 from pdvsim.cli import main
-from pdvsim.decide.contest import exceeds
 from pdvsim.decide.error import lead_error
 from pdvsim.decide.frontier import Frontier, FrontierPoint, find_frontier, frontier_figure, leads, pareto
+from pdvsim.decide.race import exceeds
 from pdvsim.sim.config import Experiment
 
 coordinates = st.integers(0, 6).map(float) | st.floats(0, 10)

@@ -1,24 +1,36 @@
-"""Which contender is best, with significance: paired differences over replications, corrected for multiple comparisons.
+"""Which contender is best, and how surely: paired differences over common seeds, in rounds until the verdict is sure.
 
-Contenders run the same seeds, and close ones run more. The best is one of those with the most seeds, and two are
-compared on the seeds that both ran. The contender with the best mean wins only if its paired interval against every
-other lies above a threshold. The threshold is the larger of the indifference and the profile's error in the deciding
-metric, which more seeds cannot reveal. Confidence is 95% for all intervals together (Bonferroni). With fewer than
-`LEAST_SEEDS` seeds nothing is significant. The intervals stored here are the ones that decided, and are printed by all
-answers with the sentences given here.
+All contenders run the same seeds, the first ones first: contenders whose queue only grows, while others keep up, stop
+there. Then those between whom it is open run as many seeds again, up to `MOST_TIMES` the requested number: a lead above
+the threshold whose interval is too wide, or one above the indifference that leaves the choice open. A lead that is
+significant or too small gets no more seeds. Nor do runs with fewer seeds than significance needs.
+
+The best is one of those with the most seeds, and two are compared on the seeds that both ran. The contender with the
+best mean wins only if its paired interval against every other lies above a threshold. The threshold is the larger of
+the indifference and the profile's error in the deciding metric, which more seeds cannot reveal. Confidence is 95% for
+all intervals together (Bonferroni). With fewer than `LEAST_SEEDS` seeds nothing is significant. The intervals stored
+here are the ones that decided, and are printed by all answers with the sentences given here.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
+from pdvsim.bench.pool import Row
 from pdvsim.bench.stats import CONFIDENCE, Interval, interval
+from pdvsim.decide.error import lead_error
+from pdvsim.decide.goal import Goal
+from pdvsim.decide.runs import Bench, kept_up
+from pdvsim.decide.space import complexity
+from pdvsim.sim.config import Experiment
 from pdvsim.view.table import cell
 
 LEAST_SEEDS = 5
+PILOTS = 2  # seeds after which contenders that cannot keep up stop
+MOST_TIMES = 4  # seeds at most, times those requested
 LARGE = 10  # a lead from which, over almost 0, only its size is printed
 TINY = 1e-9  # replaces 0 in a denominator, so that a lead over it is large but finite
 
@@ -77,6 +89,74 @@ class Contest:
                 other: {"difference": self.differences[other], "relative": self.leads[other]} for other in self.others
             },
         }
+
+
+class Finals(NamedTuple):
+    """All candidates and their replications by name, and the contest among those that can be chosen."""
+
+    candidates: dict[str, Experiment]
+    rows: dict[str, list[Row]]
+    contest: Contest
+
+
+def race(
+    candidates: dict[str, Experiment],
+    goal: Goal,
+    bench: Bench,
+    num_runs: int,
+    indifference: float,
+    budget: int | None = None,
+    equally: bool = False,
+) -> Iterator[Finals]:
+    """Run all candidates, by name, on the same seeds and compare; then add seeds where they help.
+
+    The last yield is the answer. `budget` limits the simulations. With `equally` all have the same number of seeds.
+    """
+    seeds, active = num_runs, candidates
+    rows: dict[str, list[Row]] = {}
+    if num_runs > PILOTS and not equally:
+        rows = bench.replicated(candidates, PILOTS)
+        steady = [name for name, mine in rows.items() if kept_up(mine)]
+        active = {name: candidates[name] for name in steady} or candidates
+    while True:
+        rows |= bench.replicated(active, seeds)
+        result = contest_of(rows, goal, candidates, indifference)
+        yield Finals(candidates, dict(rows), result)
+        open_ = {other for other in result.unsure if result.leads[other].mean > result.thresholds[other]}
+        open_ |= {other for other in result.alike if result.leads[other].mean > indifference}
+        active = {name: c for name, c in candidates.items() if equally or name in (result.best, *open_)}
+        more = len(active) * seeds
+        spent = 2 * seeds > MOST_TIMES * num_runs or (budget is not None and bench.runs + more > budget)
+        if not open_ or spent or num_runs < LEAST_SEEDS:
+            return
+        seeds *= 2
+
+
+def contest_of(
+    rows: Mapping[str, Sequence[Row]],
+    goal: Goal,
+    places: Mapping[str, Experiment],
+    indifference: float,
+    comparisons: int | None = None,
+) -> Contest:
+    """The contest by the goal's metric among the candidates that meet the levels and keep up.
+
+    If none meets the levels, among those that keep up; if none does, among all. `places` give each contender's pair
+    and GPU.
+    """
+    up = {name: mine for name, mine in rows.items() if kept_up(mine)}
+    able = {name: mine for name, mine in up.items() if goal.met(mine)} or up or rows
+    values = {name: [goal.value(row) for row in mine] for name, mine in able.items()}
+    errors = {name: lead_error(places[name], goal.error_metric(mine)) for name, mine in able.items()}
+    return contest(values, goal.sign, comparisons, indifference, errors)
+
+
+def chosen(result: Contest, candidates: Mapping[str, Experiment], base: Experiment) -> str:
+    """The best, or the simplest of those without significant difference over seeds and indifference.
+
+    The profile's error is not used here, as it may favour either side.
+    """
+    return min((result.best, *result.alike), key=lambda name: complexity(candidates[name], base))
 
 
 def contest(

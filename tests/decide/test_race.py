@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pdvsim.bench.stats import Interval, interval
-from pdvsim.decide.contest import LEAST_SEEDS, Contest, contest, enough, exceeds, threshold_text, unsure_text
 from pdvsim.decide.error import lead_error
 from pdvsim.decide.goal import Goal
+from pdvsim.decide.race import LEAST_SEEDS, Contest, contest, enough, exceeds, threshold_text, unsure_text
 from pdvsim.sim.config import Experiment, Hardware, Server
 from pdvsim.sim.trust import errors_of
 
