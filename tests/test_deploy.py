@@ -15,11 +15,13 @@ import pytest
 from pdvsim.cli.realrun import RealrunCommand
 from pdvsim.cli.run import RunCommand
 from pdvsim.common.commandline import parse
-from pdvsim.decide.deploy import deployment, sglang, vllm
+from pdvsim.decide.deploy import Deployment, deployment
 from pdvsim.decide.draft_lengths import find_table
 from pdvsim.decide.draft_table import DraftQuestion, DraftTable, of_table
-from pdvsim.decide.served import Block, Deployment
 from pdvsim.sim.config import Acceptance, Experiment, Hardware, Server, Traffic
+from pdvsim.sim.engines.served import Block
+from pdvsim.sim.engines.sglang import SGLANG
+from pdvsim.sim.engines.vllm import VLLM
 from pdvsim.sim.hardware.models import PRESETS, drafter_kind
 from pdvsim.sim.hardware.names import CHECKPOINTS
 from pdvsim.sim.policies import ARCHS, policy_of
@@ -80,7 +82,8 @@ def speculative(block: Block) -> dict[str, Any]:
 
 def test_the_table_the_limits_and_the_versions_are_in_the_line() -> None:
     draft_table = by_formula()
-    config = speculative(vllm(of_table(draft_table)))
+    [block] = VLLM.commands(of_table(draft_table))
+    config = speculative(block)
     assert config == {
         "method": "draft_model",
         "model": "TinyLlama/TinyLlama-1.1B-Chat-v1.0",
@@ -88,7 +91,7 @@ def test_the_table_the_limits_and_the_versions_are_in_the_line() -> None:
         "num_speculative_tokens_per_batch_size": draft_table.ranges(),
     }
     assert len(draft_table.ranges()) > 1
-    block = vllm(of_table(draft_table))
+    [block] = VLLM.commands(of_table(draft_table))
     given = flags(block.text)
     assert shlex.split(block.text)[:3] == ["vllm", "serve", "meta-llama/Llama-2-7b-chat-hf"]
     assert given["--max-num-seqs"] == "128"
@@ -154,7 +157,7 @@ def test_a_second_gpu_and_a_policy_of_ones_own_are_named(tmp_path: Path) -> None
 
 
 def test_sglang_has_one_length_for_a_draft_model() -> None:
-    line, file = sglang(of_table(by_formula()))
+    line, file = SGLANG.commands(of_table(by_formula()))
     given = flags(line.text)
     assert set(given) <= SGLANG_FLAGS
     assert shlex.split(line.text)[:3] == ["python3", "-m", "sglang.launch_server"]

@@ -10,7 +10,7 @@ from dataclasses import replace
 from functools import cache
 from itertools import pairwise, product
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import pytest
@@ -20,9 +20,8 @@ from hypothesis import strategies as st
 import pdvsim
 from pdvsim.bench.output import dumps
 from pdvsim.cli import main
-from pdvsim.decide.draft_engines import ENGINES, EngineName
 from pdvsim.decide.draft_lengths import _merged, error_of, find_table
-from pdvsim.decide.draft_table import HOLD, PLAIN, Border, DraftQuestion, DraftTable, border_notes
+from pdvsim.decide.draft_table import HOLD, PLAIN, TABLED, Border, DraftQuestion, DraftTable, EngineName, border_notes
 from pdvsim.decide.formula import Formula
 from pdvsim.decide.runs import Bench, replications
 from pdvsim.decide.speeds import Speeds
@@ -108,7 +107,7 @@ def test_ranges_are_a_partition(pair: str, rate: float) -> None:
     assert [k_at(table, rows) for rows in range(1, MOST + 1)] == [k for a, b, k in ranges for _ in range(a, b + 1)]
 
 
-@pytest.mark.parametrize(("pair", "engine"), [*product(PAIRS, ENGINES)])
+@pytest.mark.parametrize(("pair", "engine"), [*product(PAIRS, get_args(EngineName))])
 def test_more_acceptance_never_shortens_a_draft(pair: str, engine: EngineName) -> None:
     sizes = [1, 2, 5, 12, 30, 64, 96]
     lengths = [Speeds(question(pair, rate, engine)).logs(sizes).argmax(axis=1) for rate in (0.1, 0.5, 0.9)]
@@ -123,7 +122,7 @@ def test_more_acceptance_never_shortens_a_draft(pair: str, engine: EngineName) -
 def test_what_no_drafts_cost(pair: str) -> None:
     """The drafters of vLLM and SGLang still run at k=0, which costs time; TensorRT-LLM has no k=0."""
     sizes = [1, 8, 64, 96]
-    columns = {engine: Speeds(question(pair, engine=engine)) for engine in ENGINES}
+    columns = {engine: Speeds(question(pair, engine=engine)) for engine in get_args(EngineName)}
     for engine in ("vllm", "sglang"):
         assert (columns[engine].logs(sizes)[:, 0] < columns[engine].plain(sizes) - 0.05).all()
     assert np.isneginf(columns["tensorrt-llm"].logs(sizes)[:, 0]).all()
@@ -160,10 +159,10 @@ def test_an_idle_drafter_costs_a_step_per_token(pair: str) -> None:
 
 
 def test_each_engine_is_simulated_as_it_pads() -> None:
-    for engine, facts in ENGINES.items():
+    for engine in get_args(EngineName):
         asked = question(engine=engine)
-        assert {run.hardware.padding for k in (PLAIN, 1) for run in asked.loops(8, k)} == {facts.padding}
-        assert facts.pads in str(by_formula(engine=engine))
+        assert {run.hardware.padding for k in (PLAIN, 1) for run in asked.loops(8, k)} == {engine}
+        assert TABLED[engine].pads in str(by_formula(engine=engine))
 
 
 def test_tensorrt_llm_takes_the_table_by_its_last_sizes() -> None:

@@ -10,18 +10,14 @@ from typing import ClassVar
 from pdvsim.bench import output
 from pdvsim.cli.page import AnswerCommand
 from pdvsim.common.options import options
-from pdvsim.decide.draft_engines import EngineName
 from pdvsim.decide.draft_lengths import find_table, usual_runs
-from pdvsim.decide.draft_table import DraftQuestion, DraftTable
+from pdvsim.decide.draft_table import TABLED, DraftQuestion, DraftTable, EngineName
 from pdvsim.decide.options import VariedOptions
 from pdvsim.decide.runs import Bench
 from pdvsim.decide.space import LENGTHS, LONG_LENGTHS
 from pdvsim.sim.config import Scoring
-from pdvsim.sim.core import ServingEngine
 from pdvsim.sim.hardware.kernels import shipped_tables
 from pdvsim.sim.limits import BatchLimit, DraftLength, Jobs, LeastDraft, NumRuns, PartialShare, Redefined
-
-PREDICTED: dict[EngineName, ServingEngine] = {"vllm": "vllm", "sglang": "sglang", "tensorrt-llm": "trtllm"}
 
 
 @dataclass(frozen=True)
@@ -55,7 +51,7 @@ class DraftTableOptions(VariedOptions):
         base = self.experiment("colocated", self.varied_traffic())
         hardware = base.hardware
         if hardware.predicted_engine != "pdvsim":  # the table's own, where its times are known on this card
-            wanted = PREDICTED[self.engine]
+            wanted = TABLED[self.engine].name
             known = any((wanted, hardware.gpu) == tables[:2] for tables in shipped_tables())
             base = base.with_settings(engine=wanted if known else "pdvsim")
         longest = self.max_k or max((*LENGTHS, *LONG_LENGTHS) if base.pair.draft.drafts_long else LENGTHS)

@@ -13,10 +13,10 @@ from pdvsim.common.commandline import parse
 from pdvsim.common.console import guarded, say
 from pdvsim.common.files import write_all, write_whole
 from pdvsim.common.version import __version__
-from pdvsim.decide import deploy
-from pdvsim.decide.served import Served, served_as
 from pdvsim.realrun.machine import Machine, refuse
 from pdvsim.sim.config import Experiment
+from pdvsim.sim.engines import ENGINES
+from pdvsim.sim.engines.served import Served, served_as
 from pdvsim.sim.metrics.iterations import iteration_lines
 from pdvsim.sim.policies import archs_where, policy_of
 from pdvsim.sim.relevance import vet
@@ -105,7 +105,7 @@ def server_line(experiment: Experiment) -> str:
     """The command that starts an experiment's engine, as an advice prints it; a ValueError if the engine cannot."""
     if not isinstance(served := served_as(experiment), Served):
         raise ValueError(served)
-    block = deploy.vllm(served) if experiment.hardware.engine == "vllm" else deploy.sglang(served)[0]
+    block = ENGINES["vllm" if experiment.hardware.engine == "vllm" else "sglang"].commands(served)[0]
     if not block.text:
         raise ValueError(f"{block.label}: {'; '.join(block.notes)}")
     return block.text

@@ -17,15 +17,16 @@ from pdvsim.bench.stats import Interval, interval
 from pdvsim.common.commandline import command_line
 from pdvsim.decide import surroundings
 from pdvsim.decide.capacity import Capacities
+from pdvsim.decide.deploy import Deployment
 from pdvsim.decide.goal import NAMES, attained, level_title
 from pdvsim.decide.question import Question
 from pdvsim.decide.race import Contest, threshold_text, unsure_text
 from pdvsim.decide.report import NO_DRAFTS, Answer, Report, gpus_text, outside_measured, plural, positive, rests_on
 from pdvsim.decide.runs import conversation_output_tokens, delivered_tokens_per_s, load_axis, load_words, replications
-from pdvsim.decide.served import Block, Deployment, unknown_head
 from pdvsim.decide.space import settings_text
 from pdvsim.decide.tune import Search
 from pdvsim.sim.config import Experiment
+from pdvsim.sim.engines.served import Block, unknown_head
 from pdvsim.view.report.sheet import Highlight, Showable
 from pdvsim.view.setting import acceptance_notes, is_assumed, is_published, measure_notes, recorded_elsewhere
 from pdvsim.view.style import metric_label

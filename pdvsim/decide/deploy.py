@@ -8,7 +8,8 @@ Not checked: that the command starts. Nothing of vLLM or SGLang is imported or r
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 from pdvsim.common.commandline import command_line
 from pdvsim.realrun.machine import Machine, refuse
@@ -16,6 +17,25 @@ from pdvsim.sim.config import Experiment
 from pdvsim.sim.engines import ENGINES
 from pdvsim.sim.engines.served import Block, Served, served_as
 from pdvsim.sim.hardware.kernels import shipped_tables
+from pdvsim.view.report.sheet import command_html
+from pdvsim.view.table import continued
+
+
+@dataclass(frozen=True)
+class Deployment:
+    """Every block with its notes, printed or on a page."""
+
+    blocks: Sequence[Block]
+
+    def __str__(self) -> str:
+        parts = []
+        for block in self.blocks:
+            body = [continued(line) for line in block.text.splitlines()]
+            parts.append("\n".join([f"{block.label}:", *body, *(f"- {note}" for note in block.notes)]))
+        return "\n\n".join(parts)
+
+    def html(self) -> str:
+        return "".join(command_html(block.label, block.text, block.notes) for block in self.blocks)
 
 
 def deployment(experiment: Experiment, fixed: Experiment | None = None) -> list[Block]:
@@ -49,16 +69,3 @@ def realrun(experiment: Experiment) -> Block:
     except ValueError as error:
         return Block("realrun", "", (str(error),))
     return Block("realrun", command_line("realrun", experiment))
-
-
-def vllm(served: Served) -> Block:
-    """The vLLM server."""
-    return ENGINES["vllm"].commands(served)[0]
-
-
-def tensorrt_llm(served: Served) -> Block:
-    """TensorRT-LLM's table of draft lengths."""
-    return ENGINES["trtllm"].table(served)[0]
-
-
-sglang = ENGINES["sglang"].commands

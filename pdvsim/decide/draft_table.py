@@ -5,18 +5,21 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
+from typing import Literal, NamedTuple
 
 from pdvsim.bench import output
 from pdvsim.bench.inputs import checked
 from pdvsim.bench.length import given_length, mean_turns, with_length
 from pdvsim.bench.stats import Interval
-from pdvsim.decide.deploy import sglang, tensorrt_llm, vllm
-from pdvsim.decide.draft_engines import ENGINES, IDLE_DRAFTER, EngineFacts, EngineName
+from pdvsim.decide.deploy import Deployment
 from pdvsim.decide.report import NO_DRAFTS, Answer, Report, lengths_note, plural
 from pdvsim.decide.runs import replications
-from pdvsim.decide.served import Block, Deployment, Served
 from pdvsim.sim.assembly import profile_of
 from pdvsim.sim.config import Experiment
+from pdvsim.sim.engines import ENGINES
+from pdvsim.sim.engines.idle import IDLE_DRAFTER
+from pdvsim.sim.engines.served import Block, Served
+from pdvsim.sim.hardware.options import Padding
 from pdvsim.sim.limits import DraftLength, LeastDraft, NumRuns, PartialShare, Range, Requests, check, check_ranges
 from pdvsim.sim.metrics.steady import loop_length
 from pdvsim.view.report.sheet import Showable
@@ -31,6 +34,17 @@ WORTH = 0.002  # saving from which a hysteresis is recommended
 PLAIN = -1  # in place of a draft length: a server without a drafter
 
 SizeAndLength = tuple[int, int]  # batch size, and draft length or PLAIN
+EngineName = Literal["vllm", "sglang", "tensorrt-llm"]
+TABLED = {engine.padding: engine for engine in ENGINES.values()}  # by the name of their padding
+
+
+class EngineFacts(NamedTuple):
+    """What an engine does with draft lengths by batch size."""
+
+    padding: Padding
+    lowest_k: int  # at k=0 the drafter still runs
+    pads: str
+    at_0: str
 
 
 @dataclass(frozen=True)
@@ -68,10 +82,11 @@ class DraftQuestion:
     @property
     def facts(self) -> EngineFacts:
         """The engine's own scheduling and padding; a profile from an engine's log already includes padding."""
-        engine = ENGINES[self.engine]
+        engine = TABLED[self.engine]
+        facts = EngineFacts(engine.padding, engine.lowest_k, engine.pads, engine.at_0)
         if not profile_of(self.base).whole_steps:
-            return engine
-        return engine._replace(padding="profile", pads="steps are padded as in the engine of the profile's log")
+            return facts
+        return facts._replace(padding="profile", pads="steps are padded as in the engine of the profile's log")
 
     def drafting(self, k: int) -> Experiment:
         """The experiment with a fixed draft length, on one server."""
@@ -202,8 +217,7 @@ def of_table(table: DraftTable) -> Served:
 
 def ready(table: DraftTable) -> list[Block]:
     """The table in the engine's format."""
-    engine, served = table.question.engine, of_table(table)
-    return sglang(served) if engine == "sglang" else [vllm(served) if engine == "vllm" else tensorrt_llm(served)]
+    return TABLED[table.question.engine].table(of_table(table))
 
 
 def _tiers(table: DraftTable) -> str:

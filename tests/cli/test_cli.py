@@ -23,7 +23,6 @@ from pdvsim.cli.sweep import SweepCommand
 from pdvsim.common.commandline import parse
 from pdvsim.common.options import options
 from pdvsim.sim import limits as layer
-from pdvsim.sim.policies import USUAL_ARCHS
 
 SMALL = ["--num-prompts", "8", "--dataset-name", "random", "--input-len", "32", "--output-len", "8"]
 
@@ -210,11 +209,6 @@ def test_an_existing_result_is_kept_by_default(
     assert main([*argv, "--seed", "5", "--overwrite"]) == 0
     assert result.read_bytes() != first
     assert main(["run", *SMALL, "-o", "/dev/null"]) == 0  # no file that could be lost
-
-
-def test_every_command_that_compares_compares_the_same() -> None:
-    for command in ("sweep", "capacity", "map"):
-        assert options(command_class(command))["arch"].default == USUAL_ARCHS
 
 
 # help and completion -------------------------------------------------------------------------------------------------

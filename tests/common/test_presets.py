@@ -49,9 +49,7 @@ def values(experiment: Experiment) -> dict[str, Any]:
     return {name: getattr(group, name) for name in ORIGINAL for group in groups if hasattr(group, name)}
 
 
-def test_today_is_the_default() -> None:
-    assert Experiment().arch == "colocated"
-    assert Server().pair == "llama-3.2-1b:llama-3.1-8b"
+def test_python_and_the_command_line_run_the_same() -> None:
     ran = pdvsim.run(num_prompts=4).result.experiment
     typed = parse(RunCommand, ["--num-prompts", "4"]).experiment
     assert ran == typed == replace(Experiment(), traffic=replace(Experiment().traffic, num_prompts=4))

@@ -20,15 +20,15 @@ from pdvsim.common.commandline import parse
 from pdvsim.common.options import build
 from pdvsim.decide.advice import Advice
 from pdvsim.decide.advise import advise
-from pdvsim.decide.deploy import vllm
 from pdvsim.decide.error import lead_error
 from pdvsim.decide.figures import flips_figure
 from pdvsim.decide.fleet import ARCHS, SPLITS, drafters, fleet_name, fleets
 from pdvsim.decide.runs import Bench, keeps_up, mean_output_tokens, without_band
-from pdvsim.decide.served import served_as, unknown_head
 from pdvsim.decide.surroundings import equivalent_rate
 from pdvsim.decide.winners import WinnerMap, draw_map
 from pdvsim.sim.config import Acceptance, Arch, Experiment, Hardware, Server, Traffic
+from pdvsim.sim.engines.served import Block, served_as, unknown_head
+from pdvsim.sim.engines.vllm import VLLM
 from pdvsim.sim.hardware.models import PRESETS, can_load
 from pdvsim.sim.metrics.summary import summarise
 from pdvsim.sim.relevance import applicable
@@ -219,12 +219,17 @@ def test_a_draft_model_that_is_not_known_is_asked_for() -> None:
         Server("mixtral-8x7b", drafter="model")
 
 
+def command(experiment: Experiment) -> Block:
+    """The vLLM server of an experiment that it can serve."""
+    return VLLM.commands(served_as(experiment))[0]
+
+
 def test_a_mixture_on_many_gpus_may_spread_its_experts_over_several_nodes() -> None:
     """Ranks of 16 and more compete where they divide the GPUs; the deploy lines say that they need machines."""
     base = Experiment("colocated", Traffic(), server=Server("none:deepseek-v3"), hardware=Hardware(engine="sglang"))
     ways = {way.name: way.of(base) for way in fleets(base, ("autoregressive",), 32)}
     assert {"2x autoregressive dp16 ep", "autoregressive dp32 ep", "4x autoregressive dp8 ep"} <= set(ways)
-    noted = {name: "on several machines" in " ".join(vllm(served_as(one)).notes) for name, one in ways.items()}
+    noted = {name: "on several machines" in " ".join(command(one).notes) for name, one in ways.items()}
     assert noted["autoregressive dp32 ep"]
     assert not noted["4x autoregressive dp8 ep"]
     dense = replace(base, server=Server("none:llama-3.1-70b"))
@@ -247,7 +252,7 @@ def test_everyone_who_competes_can_be_deployed(target: str) -> None:
     ways = [way for way in drafters(base, target, ("colocated",), None) if way.pair is not None]
     assert {unknown_head(way.of(base)) for way in ways} == {""}
     for way in ways:
-        block = vllm(served_as(way.of(base)))
+        block = command(way.of(base))
         assert "--speculative-config" in block.text
     assert ("colocated with mtp" in {way.name for way in ways}) == (target in MTP)
     assert any(way.name == "colocated with ngram" for way in ways)

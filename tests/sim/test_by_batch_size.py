@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from pdvsim.decide.draft_engines import IDLE_DRAFTER
 from pdvsim.sim.config import Acceptance, Experiment, Server, Traffic
 from pdvsim.sim.core import KINDS
+from pdvsim.sim.engines.idle import IDLE_DRAFTER
 from pdvsim.sim.machine.batch import Batch
 from pdvsim.sim.policies.controllers import ByBatchSize
 from pdvsim.sim.records import Result

@@ -8,11 +8,12 @@ from typing import Any
 import pytest
 
 import pdvsim
-from pdvsim.decide.deploy import sglang, vllm
 from pdvsim.decide.formula import Formula
-from pdvsim.decide.served import served_as as served
 from pdvsim.sim.assembly import covering_profile
 from pdvsim.sim.config import Acceptance, Experiment, Hardware, Server, Traffic
+from pdvsim.sim.engines.served import served_as
+from pdvsim.sim.engines.sglang import SGLANG
+from pdvsim.sim.engines.vllm import VLLM
 from pdvsim.sim.hardware.models import can_load, drafted_by, drafter, model, pair
 from pdvsim.sim.specs import HeadSpec
 
@@ -86,9 +87,9 @@ def test_parallel_heads_are_as_published() -> None:
 @pytest.mark.parametrize("kind", KINDS)
 def test_engines_are_given_the_checkpoint_that_was_trained_for_it(kind: str) -> None:
     assert can_load(kind, TARGETS[kind])  # type: ignore[arg-type]
-    engines = served(asked(kind))
+    engines = served_as(asked(kind))
     assert not isinstance(engines, str)
-    text = vllm(engines).text
+    text = VLLM.commands(engines)[0].text
     name = {
         "pard": "amd/PARD-Llama-3.2-1B",
         "p-eagle": "amazon/gpt-oss-120b-p-eagle",
@@ -96,5 +97,5 @@ def test_engines_are_given_the_checkpoint_that_was_trained_for_it(kind: str) -> 
     }
     assert f'"model": "{name[kind]}"' in text
     assert ('"parallel_drafting": true' in text) == (kind != "dflash")
-    [block] = sglang(engines)
+    [block] = SGLANG.commands(engines)
     assert ("--speculative-algorithm DFLASH" in block.text) == (kind == "dflash")

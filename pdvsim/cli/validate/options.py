@@ -72,8 +72,7 @@ class ValidateOptions:
     """Instead of recorded runs: compare measured servers of this engine, or of all, with simulations of their load.
     With --held-out: the rows that no constant was fitted to."""
     speculation: Literal["all", "vllm", "sglang", "trtllm"] | None = None
-    """Instead of recorded runs: compare measured pairs of servers, without and with speculation, of this engine or of
-    all, with simulations of both. With --held-out: the pairs that no constant was fitted to."""
+    """The same for measured pairs of servers, without and with speculation."""
     rows: Annotated[int, Range(1, 1_000_000)] | None = None
     """With --silicon or --speculation: predict at most this number of rows, spread over all."""
     kind: Literal["plain", "expert-parallel", "apart"] | None = None
