@@ -39,8 +39,6 @@ class AcceptanceCommand(Command):
     """Write the rounds found in --texts to this file, for --acceptance-from."""
     overwrite: bool = False
     """Replace that file if it exists already."""
-    json: bool = False
-    """Print one JSON document instead of a table."""
 
     def __post_init__(self) -> None:
         if self.texts is None and (self.tokenizer or self.output or self.overwrite):

@@ -67,8 +67,6 @@ class CalibrateCommand(Command):
     """Name of the GPU in the profile; default: the profile's file name."""
     plots: str | None = None
     """Folder for the residual plots; default: the profile's folder."""
-    json: bool = False
-    """Print one JSON document instead of the tables."""
 
     def __post_init__(self) -> None:
         check_ranges(self)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import fields
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 from pdvsim.common.commandline import parse
@@ -11,8 +11,14 @@ from pdvsim.common.options import groups_of
 from pdvsim.sim.limits import flag_of, hints_of
 
 
+@dataclass(frozen=True)
 class Command:
-    """Options of a command line, and what is done with them."""
+    """Options of a command line, and what is done with them. A command that prints no tables is `without` json."""
+
+    config: str | None = field(default=None, kw_only=True)
+    """TOML file of flags (arch = "pdv"); the command line takes precedence."""
+    json: bool = field(default=False, kw_only=True)
+    """Print one JSON document instead of text."""
 
     @classmethod
     def main(cls, argv: Sequence[str], prog: str) -> int:
@@ -31,7 +37,7 @@ def check_kinds(config: Any, kinds: Mapping[str, Collection[str]], usual: Collec
     """
     command: type = type(config)
     defaults = {f.name: f.default_factory() if callable(f.default_factory) else f.default for f in fields(command)}
-    given = {name for name, value in defaults.items() if getattr(config, name) != value}
+    given = {name for name, value in defaults.items() if getattr(config, name) != value} - {"config"}
     for kind in kinds:
         if kind in given and given - {kind, *kinds[kind]}:
             raise ValueError(f"{flag_of(kind)} can be combined only with {_flags(command, kinds[kind])}")

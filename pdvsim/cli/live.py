@@ -27,7 +27,7 @@ class LiveCommand(Command, ExperimentOptions):
 
     without: ClassVar[tuple[str, ...]] = (
         "num_prompts", "use_trace_timestamps", "window", "metric_percentiles", "warmup_requests", "detailed", "band",
-        "acceptance_from",
+        "acceptance_from", "json",
     )  # fmt: skip
 
     arch: tuple[Arch, ...] = ("colocated", "pdv")
@@ -45,8 +45,6 @@ class LiveCommand(Command, ExperimentOptions):
     request_rate: Redefined[RequestRate] = 8.0
     """Requests per second at the start; it can be changed on the page."""
     acceptance_rate: Redefined[Share] = Acceptance.acceptance_rate
-    config: str | None = None
-    """TOML file of flags (request_rate = 8); the command line takes precedence."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

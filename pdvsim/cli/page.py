@@ -25,10 +25,6 @@ class AnswerCommand(Command):
 
     html: str | None = None
     """Also write the answer, its plot and provenance as one page."""
-    json: bool = False
-    """Print one JSON document instead of the text."""
-    config: str | None = None
-    """TOML file of flags (request_rate = 8, arch = ["pdv", "pd"]); the command line takes precedence."""
 
     def respond(
         self,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import ClassVar, Literal
 
 from pdvsim.cli.command import Command
 from pdvsim.common.console import say
@@ -15,6 +15,8 @@ from pdvsim.view.figure import DPI
 @dataclass(frozen=True)
 class PlotCommand(Command):
     """Plot throughput, latency, GPU use by lane, acceptance and the improvement heatmap, or a custom plot."""
+
+    without: ClassVar = ("json",)
 
     results: Placed[Paths]
     """Sweep folders, or JSON files of single runs."""

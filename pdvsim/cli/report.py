@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import ClassVar
 
 from pdvsim.bench.output import check_file
 from pdvsim.cli.command import Command
@@ -17,6 +18,8 @@ from pdvsim.view.report import page
 @dataclass(frozen=True)
 class ReportCommand(Command):
     """Write one self-contained page: comparison, histograms, scheduler and GPU over time, provenance."""
+
+    without: ClassVar = ("json",)
 
     results: Placed[Paths]
     """Sweep folders, or JSON files of single runs."""

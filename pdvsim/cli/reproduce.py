@@ -32,8 +32,6 @@ class ReproduceCommand(Command):
     """Print all metrics, as --json always does."""
     output: str | None = None
     """Folder for cells.parquet and reproduce.json; default: results/reproduce-TABLE-DATE-TIME."""
-    json: bool = False
-    """Print one JSON document instead of the tables."""
 
     def __post_init__(self) -> None:
         check_ranges(self)

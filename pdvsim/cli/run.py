@@ -50,10 +50,6 @@ class RunCommand(Command):
     """Write the table, its plot and provenance to this file, as one page."""
     overwrite: bool = False
     """Replace existing files; default: refuse them."""
-    json: bool = False
-    """Print one JSON document instead of the table."""
-    config: str | None = None
-    """TOML file of flags (request_rate = 8); the command line takes precedence."""
 
     @cached_property
     def experiment(self) -> Experiment:

@@ -95,12 +95,8 @@ class SweepCommand(Command):
     """List the points and estimate the time; write nothing."""
     csv: str | None = None
     """Also write the rows to this file, as CSV."""
-    json: bool = False
-    """Print one JSON document instead of the table."""
     verbose: bool = False
     """Also print each point in the style of `vllm bench serve`, and the differences from the first architecture."""
-    config: str | None = None
-    """TOML file of flags (arch = ["pdv", "pd"]); the command line takes precedence."""
 
     def __post_init__(self) -> None:
         if self.save_detailed and not self.options.scoring.detailed:

@@ -53,8 +53,6 @@ class TrafficCommand(Command):
     """Also plot it to this file (PNG or SVG)."""
     overwrite: bool = False
     """Replace the plot if it exists already."""
-    json: bool = False
-    """Print one JSON document instead of text."""
 
     def execute(self) -> int:
         from pdvsim.bench.output import check_overwrite, dumps, optional_file, picture, save

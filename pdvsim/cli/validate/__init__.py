@@ -7,7 +7,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
@@ -18,6 +18,7 @@ from pdvsim.common.console import say
 from pdvsim.realrun.machine import Machine
 
 
+@dataclass(frozen=True)
 class ValidateCommand(Command, ValidateOptions):
     """Compare real serving runs with simulations of the same experiments and seeds."""
 

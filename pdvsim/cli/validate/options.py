@@ -69,8 +69,7 @@ class ValidateOptions:
     """Instead of recorded runs: compare a result of `vllm bench serve` on your server with a simulation of its load.
     Two results, without drafts and with them, also show what drafting gains, measured and predicted."""
     silicon: Literal["all", "vllm", "sglang", "trtllm"] | None = None
-    """Instead of recorded runs: compare measured servers of this engine, or of all, with simulations of their load.
-    With --held-out: the rows that no constant was fitted to."""
+    """Instead of recorded runs: compare measured servers of this engine, or of all, with simulations of their load."""
     speculation: Literal["all", "vllm", "sglang", "trtllm"] | None = None
     """The same for measured pairs of servers, without and with speculation."""
     rows: Annotated[int, Range(1, 1_000_000)] | None = None
