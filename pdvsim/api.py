@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import inspect
 import textwrap
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import MISSING, asdict, replace
 from importlib import import_module
 from pathlib import Path
@@ -18,25 +18,25 @@ from pdvsim.bench.inputs import checked
 from pdvsim.bench.sweep import frame_of
 from pdvsim.cli.run import AskedExperiment
 from pdvsim.cli.sweep import SweepOptions
-from pdvsim.cli.traffic import TrafficOptions
 from pdvsim.cli.validate import compared
 from pdvsim.cli.validate.options import Comparison
 from pdvsim.common.commandline import MOST_USED, described
-from pdvsim.common.options import Option, build, options
+from pdvsim.common.options import Option, build, by_name, options
 from pdvsim.common.spelling import other_spellings
 from pdvsim.view.run import Run
 from pdvsim.view.setting import points_line
 
 COMMANDS = {  # whose options are a function's keywords; imported with the function
-    "advise": "advise.AdviseOptions",
-    "capacity": "capacity.CapacityOptions",
-    "draft_table": "draft_table.DraftTableOptions",
+    "advise": "advise.AdviseCommand",
+    "capacity": "capacity.CapacityCommand",
+    "draft_table": "draft_table.DraftTableCommand",
     "run": "run.AskedExperiment",
     "sweep": "sweep.SweepOptions",
-    "traffic": "traffic.TrafficOptions",
+    "traffic": "traffic.TrafficCommand",
     "validate": "validate.options.Comparison",
-    "winner_map": "map.MapOptions",
+    "winner_map": "map.MapCommand",
 }
+PRINTED = ("config", "html", "json", "output", "overwrite")
 WIDTH = 120
 TYPES = {int: "int", float: "float", bool: "bool"}
 MAPPINGS = ("vary",)  # lists that may be given as dictionaries
@@ -54,8 +54,7 @@ if TYPE_CHECKING:
 def function(name: str) -> Callable[..., Any]:
     """The function of that name: its keywords are the options of its command, and its help has the main ones."""
     plain: Callable[..., Any] = globals()[name]
-    module, _, command = COMMANDS[name].rpartition(".")
-    known = options(getattr(import_module(f"pdvsim.cli.{module}"), command))
+    _, known = command_of(name)
     others = [replace(known[name], name=other, default=None) for other, name in other_spellings(known)]
     given = [
         inspect.Parameter(
@@ -72,6 +71,19 @@ def function(name: str) -> Callable[..., Any]:
     filled = (textwrap.fill(text, WIDTH - 8, subsequent_indent="    ", break_on_hyphens=False) for text in main)
     plain.__doc__ = "\n".join([f"{inspect.getdoc(plain)}\n\nMain options:\n", *(f"- {text}" for text in filled)])
     return plain
+
+
+def command_of(name: str) -> tuple[type, dict[str, Option]]:
+    """The command of a function, and its options without those of what is printed and written."""
+    module, _, command = COMMANDS[name].rpartition(".")
+    kind = getattr(import_module(f"pdvsim.cli.{module}"), command)
+    return kind, {name: option for name, option in options(kind).items() if name not in PRINTED}
+
+
+def _asked(name: str, given: Mapping[str, Any]) -> Any:
+    """The command of a function with these keywords."""
+    kind, known = command_of(name)
+    return build(kind, by_name(given, known, "unknown option"))
 
 
 def python_type(option: Option) -> str:
@@ -118,9 +130,8 @@ def sweep(**options: Any) -> SweepPoints:
 
 def capacity(**options: Any) -> Capacities:
     """The highest rate each architecture holds; keywords are the flags of `pdvsim capacity`. Prints as a table."""
-    from pdvsim.cli.capacity import CapacityOptions
-
-    return build(CapacityOptions, options).answer()
+    answer: Capacities = _asked("capacity", options).answer()
+    return answer
 
 
 def advise(**options: Any) -> Advice:
@@ -128,28 +139,26 @@ def advise(**options: Any) -> Advice:
 
     With `gpus` it also chooses how to use them.
     """
-    from pdvsim.cli.advise import AdviseOptions
-
-    return build(AdviseOptions, options).answer()
+    answer: Advice = _asked("advise", options).answer()
+    return answer
 
 
 def draft_table(**options: Any) -> DraftTable:
     """The best draft length by batch size; keywords are the flags of `pdvsim draft-table`. Prints as a table."""
-    from pdvsim.cli.draft_table import DraftTableOptions
-
-    return build(DraftTableOptions, options).answer()
+    answer: DraftTable = _asked("draft_table", options).answer()
+    return answer
 
 
 def winner_map(**options: Any) -> WinnerMap:
     """The best architecture over two axes; keywords are the flags of `pdvsim map`. Prints as a table."""
-    from pdvsim.cli.map import MapOptions
-
-    return build(MapOptions, options).answer()
+    answer: WinnerMap = _asked("winner_map", options).answer()
+    return answer
 
 
 def traffic(file: str | Path, **options: Any) -> TraceAccount:
     """Summarise a trace; keywords are the flags of `pdvsim traffic`. Prints as text and has `plot()`."""
-    return build(TrafficOptions, {"file": file, **options}).account()
+    account: TraceAccount = _asked("traffic", {"file": file, **options}).account()
+    return account
 
 
 def validate(runs: str | Path | Sequence[str | Path] = (), **options: Any) -> Compared:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from pdvsim.bench import output
@@ -29,8 +29,8 @@ MOST_GPUS = 64  # of a fleet, if no limit is given
 
 
 @dataclass(frozen=True)
-class AdviseOptions(DecisionOptions):
-    """The load, the service levels, the settings to test and the budget."""
+class AdviseCommand(AnswerCommand, DecisionOptions):
+    """Recommend an architecture and settings for a load, with confidence and where the answer changes."""
 
     request_rate: RequestRate = math.inf
     """Load in requests per second; default: the trace's own rate, replayed."""
@@ -44,6 +44,8 @@ class AdviseOptions(DecisionOptions):
     """Maximum number of simulations; steps that do not fit are listed."""
     gpu_hour_usd: GpuHourUsd | None = None
     """Price of a GPU per hour; adds the cost per million output tokens. With --gpus one GPU is compared too."""
+    output: str | None = None
+    """Folder for advice.json and advice.png; default: nothing is saved."""
 
     @property
     def archs(self) -> tuple[Arch, ...]:
@@ -69,7 +71,6 @@ class AdviseOptions(DecisionOptions):
         return base
 
     def question(self) -> Question:
-        """The question of these options; a ValueError names what is wrong."""
         traffic = self._traffic()
         base = self._fitting(self._base(traffic))
         drafted = self._drafters(base)
@@ -141,25 +142,12 @@ class AdviseOptions(DecisionOptions):
         return usual_runs(question)
 
     def answer(self, question: Question | None = None, progress: Callable[[int], None] | None = None) -> Advice:
-        """The advice; `progress` is called with the number of simulations done."""
         bench, tell = Bench(self.jobs, progress, prompts=self.num_prompts), say if progress else None
         advice = advise(question or self.question(), bench, tell)
         advice.drawn_by = advice_pictures
         return advice
 
-
-@dataclass(frozen=True)
-class AdviseCommand(AnswerCommand):
-    """Recommend an architecture and settings for a load, with confidence and where the answer changes."""
-
-    options: AdviseOptions = field(default_factory=AdviseOptions)
-    output: str | None = None
-    """Folder for advice.json and advice.png; default: nothing is saved."""
-
-    def execute(self) -> int:
-        return self.respond(self.options, self._files)
-
-    def _files(self, question: Question, date: str) -> list[Path]:
+    def files(self, question: Question, date: str) -> list[Path]:
         if not self.output:
             return []
         folder = output.check_folder(Path(self.output))

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
-from functools import partial
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import ClassVar
 
 from pdvsim.bench import output
@@ -25,18 +25,20 @@ ESTIMATED_RUNS = 4  # of a search, for the progress bar
 
 
 @dataclass(frozen=True)
-class CapacityOptions(DecisionOptions):
-    """Architectures and replications, and the service levels to hold; --replicas servers share the load."""
+class CapacityCommand(AnswerCommand, DecisionOptions):
+    """Find the highest request rate each architecture holds within its service levels, with intervals over seeds."""
 
     without: ClassVar[tuple[str, ...]] = (*DecisionOptions.without, "request_rate", "objective", "indifference")
+    unit, dated = "runs", True
 
     gpu_hour_usd: GpuHourUsd | None = None
     """Price of a GPU per hour; adds the cost per million output tokens."""
     tolerance: Tolerance = 0.02
     """Relative width of the final bracket: the search ends this close to the first rate that fails."""
+    output: str | None = None
+    """Folder for capacity.parquet, capacity.json and capacity.png; default: results/capacity-DATE-TIME."""
 
     def question(self) -> Plan:
-        """The searches these options describe; a ValueError names what is wrong."""
         traffic = self.asked_traffic(replays=self.replays())
         arch = self.arch[0] if self.arch else Experiment.arch
         base = self.experiment(arch, traffic)
@@ -54,19 +56,9 @@ class CapacityOptions(DecisionOptions):
         return len(runs) + (most_runs(plan.space, 1, len(plan.archs)) // 2 if tunes and plan.space else 0)
 
     def answer(self, plan: Plan | None = None, progress: Callable[[int], None] | None = None) -> Capacities:
-        """The rates held; `progress` is called with the number of simulations done."""
         capacities = find_capacities(plan or self.question(), Bench(self.jobs, progress), self.gpu_hour_usd)
         capacities.drawn_by = capacity_pictures
         return capacities
 
-
-@dataclass(frozen=True)
-class CapacityCommand(AnswerCommand):
-    """Find the highest request rate each architecture holds within its service levels, with intervals over seeds."""
-
-    options: CapacityOptions = field(default_factory=CapacityOptions)
-    output: str | None = None
-    """Folder for capacity.parquet, capacity.json and capacity.png; default: results/capacity-DATE-TIME."""
-
-    def execute(self) -> int:
-        return self.respond(self.options, partial(output.answer_files, "capacity", self.output), "runs", dated=True)
+    def files(self, plan: Plan, date: str) -> list[Path]:
+        return output.answer_files("capacity", self.output, plan, date)

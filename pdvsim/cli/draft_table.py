@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
@@ -21,8 +21,8 @@ from pdvsim.sim.limits import BatchLimit, DraftLength, Jobs, LeastDraft, NumRuns
 
 
 @dataclass(frozen=True)
-class DraftTableOptions(VariedOptions):
-    """Models, GPU and traffic, and the draft lengths to compare."""
+class DraftTableCommand(AnswerCommand, VariedOptions):
+    """Find the best draft length for each batch size by simulation, as a table for vLLM, SGLang or TensorRT-LLM."""
 
     without: ClassVar[tuple[str, ...]] = (
         "request_rate", "max_concurrency", "burstiness", "use_trace_timestamps", "window", "num_speculative_tokens",
@@ -45,9 +45,10 @@ class DraftTableOptions(VariedOptions):
     """Concurrent simulations; default: one per core."""
     max_num_seqs: Redefined[BatchLimit] = 256
     """Largest batch size of the table."""
+    output: str | None = None
+    """Write the table to this file, as JSON."""
 
     def question(self) -> DraftQuestion:
-        """The question of these options; a ValueError names what is wrong."""
         base = self.experiment("colocated", self.varied_traffic())
         hardware = base.hardware
         if hardware.predicted_engine != "pdvsim":  # the table's own, where its times are known on this card
@@ -59,28 +60,14 @@ class DraftTableOptions(VariedOptions):
         return DraftQuestion(base, *given)
 
     def expected_runs(self, question: DraftQuestion) -> int:
-        """Estimated simulations."""
         return usual_runs(question)
 
     def answer(
         self, question: DraftQuestion | None = None, progress: Callable[[int], None] | None = None
     ) -> DraftTable:
-        """The table; `progress` is called with the number of simulations done."""
         return find_table(question or self.question(), Bench(self.jobs, progress))
 
-
-@dataclass(frozen=True)
-class DraftTableCommand(AnswerCommand):
-    """Find the best draft length for each batch size by simulation, as a table for vLLM, SGLang or TensorRT-LLM."""
-
-    options: DraftTableOptions = field(default_factory=DraftTableOptions)
-    output: str | None = None
-    """Write the table to this file, as JSON."""
-
-    def execute(self) -> int:
-        return self.respond(self.options, self._files)
-
-    def _files(self, question: DraftQuestion, date: str) -> list[Path]:
+    def files(self, question: DraftQuestion, date: str) -> list[Path]:
         file = output.optional_file(self.output)
         if file is not None and any(file.resolve() == Path(path).resolve() for path in question.base.files):
             raise ValueError(f"{file} cannot be overwritten: it is an input")

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
-from functools import partial
+from dataclasses import dataclass
+from pathlib import Path
 
 from pdvsim.bench import output
 from pdvsim.bench.estimate import forewarn
@@ -33,8 +33,10 @@ SEARCHED = 4  # tuning usually takes the most runs that it could take over this
 
 
 @dataclass(frozen=True)
-class MapOptions(DecisionOptions):
-    """Architectures, the two axes, and replications."""
+class MapCommand(AnswerCommand, DecisionOptions):
+    """Map the best architecture over load and acceptance, model size or GPU."""
+
+    unit, dated = "runs", True
 
     y: Axis = "acceptance"
     """Second axis: acceptance, size (model pairs) or card."""
@@ -54,6 +56,8 @@ class MapOptions(DecisionOptions):
     """Number of GPUs. Replicas, tensor parallelism and split lanes are compared, each tuned."""
     against: Arch | None = None
     """Also compare each architecture with this one: metrics and paired differences."""
+    output: str | None = None
+    """Folder for table, JSON and plots; default: results/map-DATE-TIME."""
 
     @property
     def archs(self) -> tuple[Arch, ...]:
@@ -68,7 +72,6 @@ class MapOptions(DecisionOptions):
         return tuple(float(f"{own * times:.3g}") for times in TRACE_LOADS)
 
     def question(self) -> Grid:
-        """The map these options describe; a ValueError names what is wrong."""
         rates = self.rates()
         loads = self.concurrency or (() if rates else LOADS)
         places: tuple[Place, ...] = self.acceptances or ACCEPTANCES
@@ -118,20 +121,10 @@ class MapOptions(DecisionOptions):
         return len(experiments) + most_runs(grid.space, len(grid.cells()), len(grid.archs)) // SEARCHED
 
     def answer(self, grid: Grid | None = None, progress: Callable[[int], None] | None = None) -> WinnerMap:
-        """The map; `progress` is called with the number of simulations done."""
         bench = Bench(self.jobs, progress, band=self.against is not None, prompts=self.num_prompts)
         winners = draw_map(grid or self.question(), bench)
         winners.drawn_by = map_pictures
         return winners
 
-
-@dataclass(frozen=True)
-class MapCommand(AnswerCommand):
-    """Map the best architecture over load and acceptance, model size or GPU."""
-
-    options: MapOptions = field(default_factory=MapOptions)
-    output: str | None = None
-    """Folder for table, JSON and plots; default: results/map-DATE-TIME."""
-
-    def execute(self) -> int:
-        return self.respond(self.options, partial(output.answer_files, "map", self.output), "runs", dated=True)
+    def files(self, grid: Grid, date: str) -> list[Path]:
+        return output.answer_files("map", self.output, grid, date)

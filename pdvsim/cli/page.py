@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from pdvsim.bench import output
 from pdvsim.cli.command import Command
@@ -21,29 +21,37 @@ from pdvsim.view.report.sheet import Sheet
 
 @dataclass(frozen=True)
 class AnswerCommand(Command):
-    """Output options of the decision commands."""
+    """A question, its answer by simulation, and the output."""
+
+    unit: ClassVar[str] = "simulations"
+    dated: ClassVar[bool] = False  # whether the document has the date
 
     html: str | None = None
     """Also write the answer, its plot and provenance as one page."""
 
-    def respond(
-        self,
-        options: Any,
-        files: Callable[[Any, str], Sequence[Path]],
-        unit: str = "simulations",
-        dated: bool = False,
-    ) -> int:
-        """Answer the question of the options, print the answer and save it; returns the exit code.
+    def question(self) -> Any:
+        """The question of these options; a ValueError names what is wrong."""
+        raise NotImplementedError
 
-        The options have `question()`, `expected_runs(question)`, which may warn, and `answer(question, progress)`.
-        `files` are those of a question at a date, which is in the document if that is `dated`.
-        """
-        question, date = options.question(), output.now()
-        paths, page = files(question, date), output.optional_file(self.html)
-        expected = options.expected_runs(question)
-        with Progress(expected, unit, self.json, after_s=0, about=True) as progress:
-            answer = options.answer(question, progress.update)
-        return deliver(answer, self.json, paths, page, date if dated else None)
+    def expected_runs(self, question: Any) -> int:
+        """Estimated simulations; may warn before long ones."""
+        raise NotImplementedError
+
+    def answer(self, question: Any = None, progress: Callable[[int], None] | None = None) -> Answer:
+        """The answer; `progress` is called with the number of simulations done."""
+        raise NotImplementedError
+
+    def files(self, question: Any, date: str) -> list[Path]:
+        """The files of the answer, which can be written."""
+        raise NotImplementedError
+
+    def execute(self) -> int:
+        question, date = self.question(), output.now()
+        paths, page = self.files(question, date), output.optional_file(self.html)
+        expected = self.expected_runs(question)
+        with Progress(expected, self.unit, self.json, after_s=0, about=True) as progress:
+            answer = self.answer(question, progress.update)
+        return deliver(answer, self.json, paths, page, date if self.dated else None)
 
 
 def deliver(answer: Answer, as_json: bool, files: Sequence[Path], page: Path | None, date: str | None) -> int:

@@ -16,8 +16,8 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class TrafficOptions:
-    """A trace, and how to read it."""
+class TrafficCommand(Command):
+    """Summarise and plot a trace: rates over time, burstiness, lengths, acceptance and sessions."""
 
     file: Placed[str]
     """CSV or JSONL of requests: your own, or an Azure, BurstGPT or Mooncake trace."""
@@ -28,6 +28,10 @@ class TrafficOptions:
     text)."""
     tokenizer: str | None = None
     """Folder of a local Hugging Face tokenizer, for a file that holds prompts as text."""
+    output: str | None = None
+    """Also plot it to this file (PNG or SVG)."""
+    overwrite: bool = False
+    """Replace the plot if it exists already."""
 
     @cached_property
     def kind(self) -> str:
@@ -43,31 +47,20 @@ class TrafficOptions:
         trace = read_requests(self.kind, self.file, self.tokenizer, self.columns)
         return TraceAccount.of(Path(self.file).name, trace)
 
-
-@dataclass(frozen=True)
-class TrafficCommand(Command):
-    """Summarise and plot a trace: rates over time, burstiness, lengths, acceptance and sessions."""
-
-    given: TrafficOptions
-    output: str | None = None
-    """Also plot it to this file (PNG or SVG)."""
-    overwrite: bool = False
-    """Replace the plot if it exists already."""
-
     def execute(self) -> int:
         from pdvsim.bench.output import check_overwrite, dumps, optional_file, picture, save
 
-        given, path = self.given, optional_file(self.output)
+        path = optional_file(self.output)
         if path is not None:
             check_overwrite(path, self.overwrite)
-        statistics = given.account()
+        statistics = self.account()
         notes = statistics.trace.notes
         if self.json:
-            print(dumps({"file": given.file, "dataset_name": given.kind, "notes": notes, **statistics.summary()}))
+            print(dumps({"file": self.file, "dataset_name": self.kind, "notes": notes, **statistics.summary()}))
         else:
             print("\n".join([*notes, str(statistics)]))
-            named = f"--dataset-name {given.kind} --dataset-path {given.file}"
-            named += f" --columns {','.join(given.columns)}" if given.columns else ""
+            named = f"--dataset-name {self.kind} --dataset-path {self.file}"
+            named += f" --columns {','.join(self.columns)}" if self.columns else ""
             if statistics.window_s:
                 print(f"replay it: pdvsim run {named} --use-trace-timestamps")
                 rate, shape = statistics.summary()["request_rate"], statistics.summary()["burstiness"]

@@ -35,10 +35,10 @@ EXPERIMENTS: dict[type, Any] = {  # the experiment of each command, and flags it
     RunCommand: ([], lambda args: args.experiment),
     RealrunCommand: ([], lambda args: args.experiment),
     SweepCommand: ([], lambda args: args.options.sweep.base),
-    AdviseCommand: (["--request-rate", "2"], lambda args: args.options.question().base),
-    CapacityCommand: (["--goodput", "ttft:500"], lambda args: args.options.question().base),
-    MapCommand: (["--y", "card", "--try-cards", "h200"], lambda args: args.options.question().base),
-    DraftTableCommand: ([], lambda args: args.options.question().base),
+    AdviseCommand: (["--request-rate", "2"], lambda args: args.question().base),
+    CapacityCommand: (["--goodput", "ttft:500"], lambda args: args.question().base),
+    MapCommand: (["--y", "card", "--try-cards", "h200"], lambda args: args.question().base),
+    DraftTableCommand: ([], lambda args: args.question().base),
     LiveCommand: ([], lambda args: args.setup().base),
 }
 

@@ -14,10 +14,10 @@ import pytest
 import pdvsim
 from pdvsim.bench.inputs import checked
 from pdvsim.bench.length import length_of
-from pdvsim.cli.advise import AdviseOptions
-from pdvsim.cli.capacity import CapacityOptions
-from pdvsim.cli.draft_table import DraftTableOptions
-from pdvsim.cli.map import MapOptions
+from pdvsim.cli.advise import AdviseCommand
+from pdvsim.cli.capacity import CapacityCommand
+from pdvsim.cli.draft_table import DraftTableCommand
+from pdvsim.cli.map import MapCommand
 from pdvsim.common.options import build
 from pdvsim.decide.advice import Advice
 from pdvsim.decide.figures import flips_figure
@@ -96,7 +96,7 @@ def test_a_load_of_each_kind_is_moved_on_its_own_axis() -> None:
 
 def test_on_several_gpus_everyone_who_can_draft_competes() -> None:
     options = {"pair": "llama-3.1-8b", "gpus": 2, "request_rate": 4}
-    question = build(AdviseOptions, options).question()
+    question = build(AdviseCommand, options).question()
     names = {fleet.name for fleet in question.fleets}
     assert {"2x autoregressive", "autoregressive tp2", "2x colocated with eagle3", "colocated tp2 with ngram"} <= names
     assert "pdv-ahead on 1+1 with llama-3.2-1b" in names
@@ -117,11 +117,11 @@ SHORT: dict[str, Any] = {"dataset_name": "random", "input_len": 128, "output_len
 def bases(**traffic: Any) -> list[Experiment]:
     """What each command that decides simulates."""
     return [
-        build(AdviseOptions, {"request_rate": 5.0, **traffic}).question().base,
-        build(CapacityOptions, {"goodput": "ttft:500", **traffic}).question().base,
-        build(MapOptions, traffic).question().base,
-        build(MapOptions, {"gpus": 2, **traffic}).question().base,
-        build(DraftTableOptions, traffic).question().base,
+        build(AdviseCommand, {"request_rate": 5.0, **traffic}).question().base,
+        build(CapacityCommand, {"goodput": "ttft:500", **traffic}).question().base,
+        build(MapCommand, traffic).question().base,
+        build(MapCommand, {"gpus": 2, **traffic}).question().base,
+        build(DraftTableCommand, traffic).question().base,
     ]
 
 
@@ -182,7 +182,7 @@ def gain(traffic: Traffic) -> float:
 
 def test_a_lead_does_not_rest_on_requests_that_run_in_step() -> None:
     """One draft token at 64: +4.1% however far lengths vary, +8.7% where all are equal and plain decoding waits."""
-    decided = build(MapOptions, SHORT).question().base.traffic
+    decided = build(MapCommand, SHORT).question().base.traffic
     assert gain(decided) == pytest.approx(gain(replace(decided, random_range_ratio=0.9)), abs=0.02)
     assert gain(replace(decided, random_range_ratio=0.0)) > 1.5 * gain(decided)
 
@@ -200,7 +200,7 @@ def trace(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 def test_advice_is_for_the_rate_of_the_trace_if_none_is_given(trace: str, capsys: pytest.CaptureFixture[str]) -> None:
     def asked(**given: object) -> Traffic:
-        return build(AdviseOptions, {"dataset_path": trace} | given).question().base.traffic
+        return build(AdviseCommand, {"dataset_path": trace} | given).question().base.traffic
 
     for given in ({}, {"use_trace_timestamps": True}):
         traffic = asked(**given)
@@ -228,9 +228,9 @@ def test_advice_is_for_the_rate_of_the_trace_if_none_is_given(trace: str, capsys
 def test_a_short_log_is_repeated_whole(tmp_path: Path) -> None:
     path = tmp_path / "short.csv"
     path.write_text("arrival_s,prompt_tokens,output_tokens\n" + "".join(f"{at},{10 + at},5\n" for at in range(7)))
-    question = build(AdviseOptions, {"dataset_path": str(path)}).question()
+    question = build(AdviseCommand, {"dataset_path": str(path)}).question()
     assert question.base.traffic.num_prompts == 57 * 7  # about 400
-    plan = build(CapacityOptions, {"dataset_path": str(path), "goodput": ["ttft:500"]}).question()
+    plan = build(CapacityCommand, {"dataset_path": str(path), "goodput": ["ttft:500"]}).question()
     assert plan.base.traffic.num_prompts == 57 * 7
     assert plan.base.traffic.use_trace_timestamps
     [note] = replay_note(question.base.traffic)
@@ -239,18 +239,18 @@ def test_a_short_log_is_repeated_whole(tmp_path: Path) -> None:
 
 def test_a_map_of_a_trace_is_around_its_own_rate(trace: str, tmp_path: Path) -> None:
     file, replayed = {"dataset_path": trace}, {"dataset_path": trace, "use_trace_timestamps": True}
-    grid = build(MapOptions, replayed).question()
-    assert grid == build(MapOptions, file).question()
-    assert not build(MapOptions, file | {"concurrency": 1}).question().request_rate
+    grid = build(MapCommand, replayed).question()
+    assert grid == build(MapCommand, file).question()
+    assert not build(MapCommand, file | {"concurrency": 1}).question().request_rate
     assert grid.request_rate == (2.5, 5, 10, 20)
     assert all(run.traffic.use_trace_timestamps for run in grid.experiments())
-    assert build(MapOptions, replayed | {"request_rate": 3.0}).question().request_rate == (3.0,)
+    assert build(MapCommand, replayed | {"request_rate": 3.0}).question().request_rate == (3.0,)
     with pytest.raises(ValueError, match="--request-rate, not --concurrency"):
-        build(MapOptions, replayed | {"concurrency": 1}).question()
+        build(MapCommand, replayed | {"concurrency": 1}).question()
     untimed = tmp_path / "untimed.csv"
     untimed.write_text("prompt_tokens,output_tokens\n10,5\n")
     with pytest.raises(ValueError, match=r"untimed\.csv .* arrival"):
-        build(MapOptions, replayed | {"dataset_path": str(untimed)}).question()
+        build(MapCommand, replayed | {"dataset_path": str(untimed)}).question()
 
 
 def test_what_has_no_rate_takes_the_lengths_alone(trace: str) -> None:
@@ -263,7 +263,7 @@ def test_all_drafters_get_the_same_requests(tmp_path: Path) -> None:
     """A head's context is its target's, 4096, and that of the natural draft model 2048."""
     path = tmp_path / "long.csv"
     path.write_text("arrival_s,prompt_tokens,output_tokens\n0,3000,5\n1,100,5\n2,200,5\n")
-    question = build(AdviseOptions, {"dataset_path": str(path), "model": "llama-2-7b"}).question()
+    question = build(AdviseCommand, {"dataset_path": str(path), "model": "llama-2-7b"}).question()
     ways = [one.of(question.base) for one in question.contenders]
     assert {way.context for way in ways} == {2048, 4096}
     assert {way.traffic.longest_request for way in ways} == {2048}

@@ -13,8 +13,8 @@ import pytest
 import pdvsim
 from pdvsim.bench.run import run as run_points
 from pdvsim.bench.sweep import Point
-from pdvsim.cli.advise import AdviseOptions
-from pdvsim.cli.map import MapOptions
+from pdvsim.cli.advise import AdviseCommand
+from pdvsim.cli.map import MapCommand
 from pdvsim.cli.run import RunCommand
 from pdvsim.common.commandline import parse
 from pdvsim.common.options import build
@@ -116,7 +116,7 @@ def test_what_no_fleet_can_be_made_of(
 def drawn() -> WinnerMap:
     loads = {"concurrency": (1, 32), "acceptances": (0.9,), "num_prompts": 32}
     given = {"arch": ("pdv", "pdv-ahead"), "gpus": 2, "num_runs": 2, "jobs": 1, **loads}
-    options = build(MapOptions, given | SHORT | SETTLED)
+    options = build(MapCommand, given | SHORT | SETTLED)
     return draw_map(options.question(), Bench(1, prompts=32))
 
 
@@ -130,7 +130,7 @@ def test_drafting_ahead_leads_for_few_and_replicas_for_many(drawn: WinnerMap) ->
 @pytest.fixture(scope="module")
 def advice() -> Advice:
     given = {"arch": ("colocated", "pdv-ahead"), "num_runs": 5, "budget": 400, "acceptance_rate": 0.8}
-    options = build(AdviseOptions, given | PRICED | SHORT | SETTLED)
+    options = build(AdviseCommand, given | PRICED | SHORT | SETTLED)
     return advise(options.question(), Bench(1, prompts=24))
 
 
@@ -153,7 +153,7 @@ def test_advice_on_two_gpus_is_by_latency_and_by_cost(advice: Advice) -> None:
 
 def test_fleets_have_a_price_per_conversation() -> None:
     given = {"arch": ("colocated",), "num_runs": 2, "budget": 12, "random_range_ratio": 0.0, "num_turns": 3}
-    options = build(AdviseOptions, PRICED | SHORT | SETTLED | given | {"input_len": 20})
+    options = build(AdviseCommand, PRICED | SHORT | SETTLED | given | {"input_len": 20})
     advice = advise(options.question(), Bench(1))
     for finalist in advice.report().document["finalists"]:
         million, talk = finalist["per_million_output_tokens"], finalist["per_conversation"]

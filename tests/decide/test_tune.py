@@ -15,9 +15,9 @@ from pdvsim.bench import output
 from pdvsim.bench.length import with_length
 from pdvsim.bench.pool import Row
 from pdvsim.cli import main
-from pdvsim.cli.advise import AdviseOptions
-from pdvsim.cli.capacity import CapacityOptions
-from pdvsim.cli.map import MapOptions
+from pdvsim.cli.advise import AdviseCommand
+from pdvsim.cli.capacity import CapacityCommand
+from pdvsim.cli.map import MapCommand
 from pdvsim.common.options import build
 from pdvsim.decide import runs as runs_module
 from pdvsim.decide.advice import Advice
@@ -338,11 +338,11 @@ def test_the_same_question_has_the_same_answer(name: str) -> None:
 
 def test_what_is_asked_by_default_is_the_same() -> None:
     """The same traffic, seeds, indifference and settings to try."""
-    asked = build(AdviseOptions, {"request_rate": 4}).question().base.traffic
-    assert asked == replace(build(MapOptions, {"request_rate": [4]}).question().base.traffic, request_rate=4)
+    asked = build(AdviseCommand, {"request_rate": 4}).question().base.traffic
+    assert asked == replace(build(MapCommand, {"request_rate": [4]}).question().base.traffic, request_rate=4)
     for name in ("num_runs", "indifference", "attainment", "server", "acceptance", "host"):
         given = [
-            getattr(options(), name) for options in (AdviseOptions, MapOptions, CapacityOptions)
+            getattr(options(), name) for options in (AdviseCommand, MapCommand, CapacityCommand)
             if name in {field.name for field in fields(options)}
         ]  # fmt: skip
         assert all(value == given[0] for value in given)

@@ -17,7 +17,7 @@ from pdvsim.bench.pool import Row
 from pdvsim.bench.run import SweepInterrupted
 from pdvsim.calibration.fit.build import save
 from pdvsim.cli import command_class, main
-from pdvsim.cli.map import MapOptions
+from pdvsim.cli.map import MapCommand
 from pdvsim.common.options import build
 from pdvsim.decide import runs as runs_module
 from pdvsim.decide.error import lead_error
@@ -167,10 +167,10 @@ def test_ctrl_c_keeps_the_cells_that_are_done(
 def test_each_pair_may_have_an_acceptance_rate_of_its_own() -> None:
     rates = {"gemma-2b:gemma-7b": 0.9, "tinyllama-1.1b:llama-2-7b": 0.3}
     options = {"y": "size", "pairs": list(rates), "pair_acceptance": list(rates.values()), "concurrency": [4]}
-    grid = build(MapOptions, options).question()
+    grid = build(MapCommand, options).question()
     assert {pair: grid.placed(4, pair).acceptance.acceptance_rate for pair in grid.places} == rates
     with pytest.raises(ValueError, match="pair-acceptance"):
-        build(MapOptions, options | {"pair_acceptance": [0.5]}).question()
+        build(MapCommand, options | {"pair_acceptance": [0.5]}).question()
 
 
 PAIRS = ("tinyllama-1.1b:llama-2-7b", "gemma-2b:gemma-7b")
