@@ -91,12 +91,12 @@ def labelled(label: str) -> GridPoint:
     """The point of a label."""
     found = LABEL.fullmatch(label)
     assert found is not None, label
-    part = found.groupdict(default="0")
+    part: dict[str, Any] = found.groupdict(default="0")
     chunks = int(part["chunks"])
     return GridPoint(
         kind=part["kind"], rows=int(part["rows"]), tokens=int(part["tokens"]), steps=max(1, int(part["steps"])),
         catch_up=part["catch_up"] != "0", context=int(part["context"]), chunk_tokens=chunks * int(part["each"]),
-        chunk_start=int(part["start"]), chunks=chunks, lengths=found["lengths"] or "even",
+        chunk_start=int(part["start"]), chunks=chunks, lengths="even" if part["lengths"] == "0" else part["lengths"],
         emits=chunks > 0 and part["kind"] != "read" and found["unfinished"] is None,
     )  # fmt: skip
 

@@ -89,7 +89,7 @@ class Part:
         for key, today in ground(header).items():
             if ground(old)[key] != today:
                 raise ValueError(f"{path}: {key} was {ground(old)[key]}, is now {today}; choose another folder")
-        part.rows = frame.to_dict("records")
+        part.rows = frame.to_dict("records")  # type: ignore[assignment]
         original = {key: old[key] for key in ("date", "before", "seconds")}
         part.header = {**header, **original, "resumed": header["date"]}
         return part

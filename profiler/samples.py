@@ -172,5 +172,5 @@ def split(samples: Samples, folder: Path) -> None:
         pair = header.name if ":" in header.name else ""
         here = frame["pair"] == pair
         part = Part(folder / part_file(header.name), header.model_dump())
-        part.rows = frame[here if pair else here & (frame["model"] == header.name)].to_dict("records")
+        part.rows = frame[here if pair else here & (frame["model"] == header.name)].to_dict("records")  # type: ignore[assignment]
         part.save()

@@ -343,8 +343,7 @@ class EngineBench:
 
     def served(self, experiment: Experiment) -> Result:
         """Serve an experiment; Ctrl-C raises Interrupted with the requests that had finished."""
-        engine = experiment.hardware.engine
-        assert engine is not None
+        engine = str(experiment.hardware.engine)
         line = self._line(experiment)
         if find_spec(engine) is None:
             raise ValueError(f"--engine {engine}: {engine} is not installed for {sys.executable}: pip install {engine}")
@@ -354,13 +353,12 @@ class EngineBench:
         started = started_with(experiment, self._machine, line, rates, self._log is not None)
         if self._started != started:
             self.close()
-            log = self._log or Path(mkdtemp(prefix="pdvsim-")) / f"{engine}.log"
-            self._server, self._started = EngineServer(*started, log), started
+            path = self._log or Path(mkdtemp(prefix="pdvsim-")) / f"{engine}.log"
+            self._server, self._started = EngineServer(*started, path), started
             warm = replace(experiment, traffic=WARM_UP)
             self._run(warm, make_requests(WARM_UP, Acceptance()), Telemetry(None), True)
         assert self._server is not None
-        before = self._server.counters()
-        telemetry = Telemetry.of(torch.device(self._machine.device))
+        before, telemetry = self._server.counters(), Telemetry.of(torch.device(self._machine.device))
         log, stopped = self._run(experiment, requests, telemetry, self._quiet)
         lines, after = self._server.lines(), self._server.counters()
         held = [token for found in map(KV_TOKENS.search, lines) if found for token in found.groups() if token]

@@ -169,7 +169,8 @@ class RealServer:
         vocab, seed = rig.models["target"].arch.spec.vocab, experiment.traffic.seed
         texts = prompts(requests, vocab, seed)
         on_device = torch.from_numpy(np.concatenate([*texts.values()])).to(rig.sequences.device)
-        tokens = dict(zip(texts, on_device.split([len(text) for text in texts.values()]), strict=True))
+        parts = on_device.split([len(text) for text in texts.values()])  # type: ignore[no-untyped-call]
+        tokens = dict(zip(texts, parts, strict=True))
         self._next_turns = next_turns(requests)
         if rig.needs.looks_up:
             latency["draft"] = LookupCosts(drafter("ngram", models["target"]))

@@ -1,7 +1,4 @@
-"""The `realrun` command: the experiments of `pdvsim run`, on the GPU of this machine. Same flags, table and files.
-
-Bad input prints one line on standard error and exits with 2; Ctrl-C saves the finished requests and exits with 130.
-"""
+"""The `realrun` command: the experiments of `pdvsim run`, on this machine's GPU. Ctrl-C saves what is finished."""
 
 from __future__ import annotations
 
@@ -52,8 +49,8 @@ class RealrunCommand(RunCommand):
 
     def execute(self) -> int:
         experiment, engine = self.experiment, self.experiment.hardware.engine
-        elsewhere = engine not in (None, "pdvsim")
         refuse(experiment, self.machine)
+        elsewhere = engine not in (None, "pdvsim")
         if self.iteration_log and not policy_of(experiment.arch).in_steps():
             fitting = archs_where(lambda policy: policy.in_steps())
             raise ValueError(f"--iteration-log needs one lane: --arch {' or '.join(fitting)}")
@@ -82,16 +79,15 @@ class RealrunCommand(RunCommand):
         try:
             if elsewhere:
                 with EngineBench(self.machine, server_line, self.json, steps) as bench:
-                    result, asked = bench.served(experiment), None
+                    result = bench.served(experiment)
             else:
-                result, asked = serve(experiment, self.machine, quiet=self.json, traced=bool(self.trace_out)), None
+                result = serve(experiment, self.machine, quiet=self.json, traced=bool(self.trace_out))
         except Interrupted as stop:
             if stop.result is None:
                 raise
-            result, asked = stop.result, stop.requests
-            result.meta |= {"interrupted": True, "requests_asked": asked}
-        run = Run(result)
-        document = files.write(run)
+            result = stop.result
+            result.meta |= {"interrupted": True, "requests_asked": stop.requests}
+        document = files.write(run := Run(result))
         if steps is not None and not elsewhere:
             write_whole(steps, "".join(f"{line}\n" for line in iteration_lines(result, "pdvsim", __version__)).encode())
         print(document if self.json else run.table())
@@ -99,12 +95,10 @@ class RealrunCommand(RunCommand):
             _say(f"saved {', '.join(map(str, files.paths))}")
         held, wanted = (result.meta.get(name, 0) for name in ("kv_capacity_tokens", "kv_wanted_tokens"))
         if held < wanted:
-            _say(
-                f"the KV cache holds {held:,} tokens; all requests in flight may need {wanted:,}: some may have waited"
-            )
-        if asked is not None:
-            _say(f"interrupted: {len(result.requests['id'])} of {asked} requests had finished")
-        return 130 if asked is not None else 0
+            _say(f"the KV cache holds {held:,} tokens; requests in flight may need {wanted:,}: some may have waited")
+        if "interrupted" in result.meta:
+            _say(f"interrupted: {len(result.requests['id'])} of {result.meta['requests_asked']} requests had finished")
+        return 130 if "interrupted" in result.meta else 0
 
 
 def server_line(experiment: Experiment) -> str:

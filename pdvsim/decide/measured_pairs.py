@@ -47,8 +47,8 @@ def compared_pairs(
 
 
 def finished_rows(
-    task: Callable[[int, Any], Mapping[str, Any]], points: Sequence[Any], what: str, jobs: int | None, quiet: bool
-) -> tuple[dict[int, Mapping[str, Any]], dict[int, str]]:
+    task: Callable[[int, Any], dict[str, Any]], points: Sequence[Any], what: str, jobs: int | None, quiet: bool
+) -> tuple[dict[int, dict[str, Any]], dict[int, str]]:
     """The rows of points that were simulated, by number, and why others were not."""
     items: list[Item] = list(enumerate(points))
     rows, failures = {}, {}

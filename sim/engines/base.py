@@ -62,7 +62,8 @@ class InferenceEngine:
     def serving(self, version: str, kind: DrafterKind, asynchronous: bool | None) -> EngineStep:
         """The constants with a kind of drafter, and with asynchronous scheduling or without; None: as by default."""
         era = self.era(version)
-        step = replace(era.step, **era.drafters.get(kind, {}))
+        changed: dict[str, Any] = dict(era.drafters.get(kind, {}))
+        step = replace(era.step, **changed)
         if asynchronous is None:
             asynchronous = kind not in era.synchronous
         return step.serving(kind != "none", asynchronous)

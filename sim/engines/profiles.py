@@ -73,7 +73,7 @@ def scaled(tables: KernelTables, card: GpuSpec) -> KernelTables:
 
 def from_tables(tables: KernelTables, version: str = "") -> ComposedProfile:
     """The profile that tables give with the engine's constants."""
-    engine = ENGINES[tables.engine]
+    engine = ENGINES[tables.engine]  # type: ignore[index]
     h200, step, error = builtin("h200"), engine.step(version), engine.error(tables.gpu.name)
     served, version = version, f"{tables.engine} {tables.version}"
     measured, near = "no measured server", tables.about.get("scaled")

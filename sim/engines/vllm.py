@@ -149,7 +149,7 @@ class Vllm(InferenceEngine):
             blocks.append(Block(f"{one.label}, {name}", words, tuple(notes)))
             kind = "prefiller" if role == ROLES[0] else "decoder"
             hosts += [f"--{kind}-hosts", *["localhost"] * count]
-            hosts += [f"--{kind}-ports", *(port + at for at in range(count))]
+            hosts += [f"--{kind}-ports", *(str(port + at) for at in range(count))]
         proxy = ["python", "tests/v1/kv_connector/nixl_integration/toy_proxy_server.py", "--port", 8000, *hosts]
         about = "from vLLM's repository; it takes engines in turn, simulated: the least loaded"
         return [*blocks, Block("vLLM, the proxy", line(proxy), (about, *transfer_notes(experiment.hardware)))]

@@ -58,4 +58,4 @@ def test_groups_are_pairs_and_triples_in_both_settings() -> None:
     assert {tuple(p.kind for p in members) for _, _, members in groups[:8]} == wanted
     settings = Counter(setting for _, setting, _ in groups)
     assert 0 < settings["equal"] < settings["ordered"]
-    assert max(p.positions for _, _, members in groups for p in members) + HEADROOM <= corun.CAPACITY
+    assert max(p.positions for _, _, members in groups for p in members) + HEADROOM <= rig.CAPACITY

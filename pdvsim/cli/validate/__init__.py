@@ -15,6 +15,7 @@ from pdvsim.calibration.validate.served import read_runs
 from pdvsim.cli.command import Command
 from pdvsim.cli.validate.options import Compared, ValidateOptions
 from pdvsim.common.console import say
+from pdvsim.realrun.machine import Machine
 
 
 class ValidateCommand(Command, ValidateOptions):
@@ -44,7 +45,6 @@ class ValidateCommand(Command, ValidateOptions):
         from pdvsim.calibration.validate.runs import Workbench, serve_all, tiny
         from pdvsim.cli.realrun import server_line
         from pdvsim.realrun.engines import EngineBench
-        from pdvsim.realrun.machine import Machine
 
         runs, engine = read_runs(plan, planned=True, own_policies=self.own_policies), self.hardware.engine
         runs = [replace(run, command=f"{run.command} --engine {engine}") for run in runs] if engine else runs
