@@ -33,13 +33,13 @@ from pdvsim.decide.question import Question
 from pdvsim.decide.runs import Bench
 from pdvsim.decide.space import Space
 from pdvsim.sim.config import Experiment, Hardware, Host, Server, Traffic
-from pdvsim.sim.hardware.forward import ForwardTerms
-from pdvsim.sim.hardware.models import GPUS
-from pdvsim.sim.hardware.profile import roofline
 from pdvsim.sim.metrics import steady
 from pdvsim.sim.metrics.stability import stability
 from pdvsim.sim.metrics.steady import FILL, REQUESTS_LONG, TALKS_LONG
 from pdvsim.sim.metrics.summary import summarise
+from pdvsim.sim.prices.cards import GPUS
+from pdvsim.sim.prices.forward import ForwardTerms
+from pdvsim.sim.prices.profile import roofline
 from pdvsim.sim.relevance import applicable
 from pdvsim.sim.run import simulate
 from pdvsim.sim.workload.requests import make_requests
