@@ -19,9 +19,9 @@ from pdvsim.sim.config import Experiment
 from pdvsim.sim.engines import ENGINES
 from pdvsim.sim.engines.idle import IDLE_DRAFTER
 from pdvsim.sim.engines.served import Block, Served
-from pdvsim.sim.hardware.options import Padding
 from pdvsim.sim.limits import DraftLength, LeastDraft, NumRuns, PartialShare, Range, Requests, check, check_ranges
 from pdvsim.sim.metrics.steady import loop_length
+from pdvsim.sim.prices.options import Padding
 from pdvsim.view.report.sheet import Showable
 from pdvsim.view.setting import acceptance_notes
 from pdvsim.view.table import grid

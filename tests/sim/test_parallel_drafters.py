@@ -14,8 +14,8 @@ from pdvsim.sim.config import Acceptance, Experiment, Hardware, Server, Traffic
 from pdvsim.sim.engines.served import served_as
 from pdvsim.sim.engines.sglang import SGLANG
 from pdvsim.sim.engines.vllm import VLLM
-from pdvsim.sim.hardware.models import can_load, drafted_by, drafter, model, pair
-from pdvsim.sim.specs import HeadSpec
+from pdvsim.sim.models.presets import can_load, drafted_by, drafter, model, pair
+from pdvsim.sim.models.specs import HeadSpec
 
 KINDS = ("pard", "p-eagle", "dflash")
 TARGETS = {"pard": "llama-3.1-8b", "p-eagle": "gpt-oss-120b", "dflash": "qwen3-8b"}
