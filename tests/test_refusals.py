@@ -105,6 +105,7 @@ REFUSED = [  # what the line must name: the option, its value, its limit, or wha
     ("map --pairs a:b", "--pairs --y"),
     ("map --y size", "pairs one"),
     ("map --acceptances 0.5,0.5", "acceptances twice"),
+    ("map --y size --pairs gemma-2b:gemma-7b --acceptances 0.5", "--acceptances needs --y acceptance"),
     ("map --synthetic-acceptance-rates 0.5", "--synthetic-acceptance-rates"),
     ("map --objective goodput", "objective --goodput"),
     ("map --against pd --arch pdv,colocated", "--against pdv colocated"),

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Literal
 
 from pdvsim.cli.command import Command
 from pdvsim.common.progress import Progress
 from pdvsim.common.version import __version__
 from pdvsim.sim.limits import NumRuns, Placed, Seed, check_ranges
-
-if TYPE_CHECKING:
-    from pdvsim.published.reproduce import Reproduction
 
 DEFAULT_RUNS = {"three-way": 20, "poisson-30s": 16, "model-comparison": 20}
 
@@ -39,7 +36,7 @@ class ReproduceCommand(Command):
     def execute(self) -> int:
         from pdvsim.bench import output
         from pdvsim.published.reproduce import reproduce, reproduction_text
-        from pdvsim.published.tables import load_published
+        from pdvsim.published.tables import SOURCE, load_published
 
         folder = output.check_folder(Path(self.output or f"results/reproduce-{self.table}-{output.now()}"))
         files = [output.check_file(folder / name) for name in ("cells.parquet", "reproduce.json")]
@@ -53,28 +50,20 @@ class ReproduceCommand(Command):
 
         import pandas as pd
 
-        document = _document(self, reproduction)
-        cells = pd.DataFrame([cell.document() for cell in reproduction.cells])
-        contents = [output.parquet(cells), (output.dumps(document) + "\n").encode()]
-        if self.json:
-            print(output.dumps(document))
-        else:
-            print(reproduction_text(reproduction, self.all_metrics))
+        cells = [cell.document() for cell in reproduction.cells]
+        document = output.dumps(
+            {
+                "table": self.table,
+                "source": SOURCE,
+                "pdvsim_version": __version__,
+                "interrupted": cut,
+                "replications": reproduction.replications,
+                "seed": self.seed,
+                "constants": [asdict(constant) for constant in reproduction.constants],
+                "cells": cells,
+                "missed": [cell.document() for cell in reproduction.missed()],
+            }
+        )
+        print(document if self.json else reproduction_text(reproduction, self.all_metrics))
+        contents = [output.parquet(pd.DataFrame(cells)), (document + "\n").encode()]
         return output.save(dict(zip(files, contents, strict=True)), "only the finished rows" if cut else "")
-
-
-def _document(args: ReproduceCommand, reproduction: Reproduction) -> dict[str, Any]:
-    """Provenance of the simulation."""
-    from pdvsim.published.tables import SOURCE
-
-    return {
-        "table": args.table,
-        "source": SOURCE,
-        "pdvsim_version": __version__,
-        "interrupted": reproduction.interrupted,
-        "replications": reproduction.replications,
-        "seed": args.seed,
-        "constants": [asdict(constant) for constant in reproduction.constants],
-        "cells": [cell.document() for cell in reproduction.cells],
-        "missed": [cell.document() for cell in reproduction.missed()],
-    }

@@ -14,13 +14,11 @@ from pdvsim.decide.error import lead_error
 from pdvsim.sim.config import Arch, Experiment
 from pdvsim.sim.relevance import vet
 from pdvsim.sim.run import simulate
+from pdvsim.view.serving import TOTALS
+from pdvsim.view.style import metric_label
 from pdvsim.view.table import cell, grid, percent_cell
 
-TITLES = {
-    "request_throughput": "Request throughput (req/s)",
-    "output_throughput": "Output token throughput (tok/s)",
-    "total_token_throughput": "Total token throughput (tok/s)",
-}
+TITLES = {metric: title.rstrip(":") for title, metric, _ in TOTALS}  # as vLLM prints them
 
 
 def compare_bench(args: ValidateOptions, paths: Sequence[str], pair: str) -> Compared:
@@ -98,19 +96,11 @@ def _compared(
 
 
 def _text(rows: Mapping[str, Mapping[str, float]], facts: list[str]) -> str:
-    cells = [
-        [_title(name), cell(row["measured"]), cell(row["predicted"]), percent_cell(row["error"], "+")]
-        for name, row in rows.items()
-    ]
+    cells = []
+    for metric, row in rows.items():
+        title = TITLES.get(metric) or metric_label(metric)
+        cells.append([title, cell(row["measured"]), cell(row["predicted"]), percent_cell(row["error"], "+")])
     return "\n".join([grid(["", "measured", "predicted", "error"], cells), *facts])
-
-
-def _title(metric: str) -> str:
-    """A metric as vLLM prints it."""
-    if metric in TITLES:
-        return TITLES[metric]
-    which, name, _ = metric.split("_")
-    return f"{which.capitalize()} {name.upper()} (ms)"
 
 
 def _facts(
