@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Any
 from pdvsim.bench.inputs import checked
 from pdvsim.bench.sweep import frame_of
 from pdvsim.cli.run import AskedExperiment
-from pdvsim.cli.sweep import SweepOptions
 from pdvsim.cli.validate import compared
 from pdvsim.cli.validate.options import Comparison
 from pdvsim.common.commandline import MOST_USED, described
@@ -31,12 +30,15 @@ COMMANDS = {  # whose options are a function's keywords; imported with the funct
     "capacity": "capacity.CapacityCommand",
     "draft_table": "draft_table.DraftTableCommand",
     "run": "run.AskedExperiment",
-    "sweep": "sweep.SweepOptions",
+    "sweep": "sweep.SweepCommand",
     "traffic": "traffic.TrafficCommand",
     "validate": "validate.options.Comparison",
     "winner_map": "map.MapCommand",
 }
-PRINTED = ("config", "html", "json", "output", "overwrite")
+PRINTED = (  # options of what is printed and written, and of a folder's sweep
+    "check", "config", "continue_on_error", "csv", "dry_run", "html", "json", "output", "overwrite", "resume",
+    "save_detailed", "verbose",
+)  # fmt: skip
 WIDTH = 120
 TYPES = {int: "int", float: "float", bool: "bool"}
 MAPPINGS = ("vary",)  # lists that may be given as dictionaries
@@ -121,7 +123,7 @@ def sweep(**options: Any) -> SweepPoints:
     from pdvsim.bench.run import run as run_points
     from pdvsim.view.points import SweepPoints
 
-    chosen = build(SweepOptions, options)
+    chosen = _asked("sweep", options)
     asked = chosen.sweep
     points = SweepPoints(tidy(frame_of(run_points(asked.points(), chosen.backend))))
     points.setting = points_line(points, [asdict(asked.base)])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, fields
 from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -35,8 +35,11 @@ PAIRED_METRICS = ("output_throughput", "mean_e2el_ms", "mean_ttft_ms", "mean_tpo
 
 
 @dataclass(frozen=True)
-class SweepOptions(ExperimentOptions):
-    """Architectures, loads and replications, and the experiment they vary."""
+class SweepCommand(Command, ExperimentOptions):
+    """Simulate loads x architectures x varied flags x replications on all cores; print tables, save rows and a plot.
+
+    Each finished point is a line in the folder's rows.jsonl: after a crash, --resume runs the missing ones.
+    """
 
     arch: tuple[Arch, ...] = USUAL_ARCHS
     """Serving architectures to compare."""
@@ -52,34 +55,6 @@ class SweepOptions(ExperimentOptions):
     """Concurrent simulations on this machine; default: one per core."""
     scheduler: str | None = None
     """Run the points on the workers of a running Dask cluster: address of its scheduler, e.g. tcp://10.0.0.1:8786."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        _ = self.backend, self.sweep
-
-    @property
-    def backend(self) -> Backend:
-        """The processes or cluster that run the points."""
-        return Backend(self.jobs, self.scheduler)
-
-    @cached_property
-    def sweep(self) -> Sweep:
-        """The sweep these options describe."""
-        if not self.arch:
-            raise ValueError("arch needs at least one value")
-        vary = axes(self.vary)
-        base = self.experiment(self.arch[0], assumed=bool(VARIES_ACCEPTANCE & set(vary)))
-        return Sweep(self.arch, self.concurrency, self.request_rate, self.num_runs, base, vary)
-
-
-@dataclass(frozen=True)
-class SweepCommand(Command):
-    """Simulate loads x architectures x varied flags x replications on all cores; print tables, save rows and a plot.
-
-    Each finished point is a line in the folder's rows.jsonl: after a crash, --resume runs the missing ones.
-    """
-
-    options: SweepOptions = field(default_factory=SweepOptions)
     output: str | None = None
     """Folder for sweep.json, rows.jsonl, summary.parquet and sweep.png; default: results/sweep-DATE-TIME."""
     resume: bool = False
@@ -99,8 +74,24 @@ class SweepCommand(Command):
     """Also print each point in the style of `vllm bench serve`, and the differences from the first architecture."""
 
     def __post_init__(self) -> None:
-        if self.save_detailed and not self.options.scoring.detailed:
+        super().__post_init__()
+        _ = self.backend, self.sweep
+        if self.save_detailed and not self.scoring.detailed:
             raise ValueError("--save-detailed needs records, which --no-detailed does not keep")
+
+    @property
+    def backend(self) -> Backend:
+        """The processes or cluster that run the points."""
+        return Backend(self.jobs, self.scheduler)
+
+    @cached_property
+    def sweep(self) -> Sweep:
+        """The sweep these options describe."""
+        if not self.arch:
+            raise ValueError("arch needs at least one value")
+        vary = axes(self.vary)
+        base = self.experiment(self.arch[0], assumed=bool(VARIES_ACCEPTANCE & set(vary)))
+        return Sweep(self.arch, self.concurrency, self.request_rate, self.num_runs, base, vary)
 
     def execute(self) -> int:
         """Run the missing points; returns the exit code: 1 if some points failed."""
@@ -111,7 +102,7 @@ class SweepCommand(Command):
         if self.check:
             return _check(self.check, self.json)
         date, csv = output.now(), output.optional_file(self.csv)
-        sweep, where = self.options.sweep, self.options.backend
+        sweep, where = self.sweep, self.backend
         path = output.check_folder_name(Path(self.output or f"results/sweep-{date}"))
         folder = SweepDir(path, sweep, self.save_detailed)
         points = sweep.points()
@@ -223,8 +214,8 @@ def _dry_run(folder: SweepDir, args: SweepCommand) -> int:
     state = ("to do", "done")
     rows = [{"point": i} | p.labels | {"state": state[i in done]} for i, p in enumerate(points)]
     needed_s = cost([p.experiment for i, p in enumerate(points) if i not in done]).core_s
-    left, cluster = max(1, len(points) - len(done)), args.options.scheduler is not None
-    jobs = None if cluster else min(args.options.jobs or cores(), left)
+    left, cluster = max(1, len(points) - len(done)), args.scheduler is not None
+    jobs = None if cluster else min(args.jobs or cores(), left)
     estimate = {"core_s": needed_s, "jobs": jobs, "wall_s": None if jobs is None else needed_s / jobs}
     if args.json:
         print(output.dumps({"points": rows, "estimate": estimate}))
@@ -238,7 +229,7 @@ def _dry_run(folder: SweepDir, args: SweepCommand) -> int:
 
 
 def _print_sweep(frame: pd.DataFrame, config: dict[str, Any], args: SweepCommand) -> None:
-    sweep = args.options.sweep
+    sweep = args.sweep
     from pdvsim.bench import output
     from pdvsim.view.comparison import paired_table
     from pdvsim.view.points import sweep_table

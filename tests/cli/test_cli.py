@@ -55,9 +55,9 @@ def test_a_run_that_fails_leaves_no_empty_folder(
 
 def test_lists_take_commas_and_spaces() -> None:
     for argv in (["--arch", "pdv,pd"], ["--arch", "pdv", "pd"], ["--arch=pdv,", "pd"], ["--arch", "pdv", ",", "pd"]):
-        assert parse(SweepCommand, argv).options.arch == ("pdv", "pd")
-    assert parse(SweepCommand, ["--concurrency", "1,2,", "4"]).options.concurrency == (1, 2, 4)
-    assert parse(SweepCommand, ["--request_rate", "1", "inf"]).options.request_rate == (1.0, float("inf"))
+        assert parse(SweepCommand, argv).arch == ("pdv", "pd")
+    assert parse(SweepCommand, ["--concurrency", "1,2,", "4"]).concurrency == (1, 2, 4)
+    assert parse(SweepCommand, ["--request_rate", "1", "inf"]).request_rate == (1.0, float("inf"))
     for argv in (["--goodput", "ttft:500", "tpot:50"], ["--goodput", "ttft:500,tpot:50"]):
         assert parse(RunCommand, argv).experiment.scoring.goodput == ("ttft:500", "tpot:50")
 

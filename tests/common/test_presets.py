@@ -34,7 +34,7 @@ ASKED = ["--preset", "pd-verify"]
 EXPERIMENTS: dict[type, Any] = {  # the experiment of each command, and flags it needs
     RunCommand: ([], lambda args: args.experiment),
     RealrunCommand: ([], lambda args: args.experiment),
-    SweepCommand: ([], lambda args: args.options.sweep.base),
+    SweepCommand: ([], lambda args: args.sweep.base),
     AdviseCommand: (["--request-rate", "2"], lambda args: args.question().base),
     CapacityCommand: (["--goodput", "ttft:500"], lambda args: args.question().base),
     MapCommand: (["--y", "card", "--try-cards", "h200"], lambda args: args.question().base),
