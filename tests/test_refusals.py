@@ -175,7 +175,7 @@ REFUSED = [  # what the line must name: the option, its value, its limit, or wha
     # names
     *((f"{command} --gpu h1000", "unknown gpu 'h1000' (did you mean h100-sxm?)") for command in SEARCHES),
     *((f"{command} --pair none:qwen2-7", "unknown model 'qwen2-7' (did you mean qwen2-7b") for command in SEARCHES),
-    *((f"run --gpu {name}", f"unknown gpu '{name}'") for name in ("a10", "h20", "l40", "v100")),
+    *((f"run --gpu {name}", f"unknown gpu '{name}'") for name in ("a10", "l40", "v100")),
     *((f"run --pair none:{name}", "unknown model") for name in ("google/gemma-1-2b", "meta-llama/Llama-3.4-8B")),
     *((f"run --pair none:{name}", "unknown model") for name in ("Qwen/Qwen2.5-9B", "mistralai/Mistral-7B-v0.2")),
     ("run --pair none:moonshotai/Kimi-K3", "is not supported: its layers"),
@@ -246,7 +246,6 @@ REFUSED = [  # what the line must name: the option, its value, its limit, or wha
     ("run --arch pdv-unified --max-prompts-per-forward 2", "no effect --max-prompts-per-forward"),
     ("run --arch autoregressive --tensor-parallel-size 2 --draft-tensor-parallel-size 1", "no --draft-tensor"),
     # engines
-    ("run --engine vllm --gpu rtx-4090", "--engine vllm: no kernel tables for rtx-4090; there are for h100-sxm"),
     ("run --engine vllm --profile roofline", "leave out --profile"),
     ("run --engine vllm --padding sglang", "--padding sglang: profile h200-vllm is padded as vllm"),
     # records
