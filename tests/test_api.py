@@ -151,11 +151,6 @@ def test_an_experiment_prints_as_the_keywords_that_run_it() -> None:
     assert "\n" not in str(run.result.experiment)
 
 
-def test_a_keyword_without_effect_is_refused() -> None:
-    with pytest.raises(ValueError, match="--acceptances needs --y acceptance"):
-        pdvsim.winner_map(y="size", pairs=["gemma-2b:gemma-7b"], acceptances=[0.5])
-
-
 def test_a_trace_describes_itself(tmp_path: Path) -> None:
     path = tmp_path / "requests.csv"
     path.write_text("arrival_s,prompt_tokens,output_tokens\n" + "".join(f"{at},{100 + at},20\n" for at in range(50)))

@@ -4,26 +4,21 @@ from __future__ import annotations
 
 import contextlib
 import importlib
-import itertools
 import json
 import subprocess
 import sys
-import typing
 from collections.abc import Callable
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import pdvsim
-from pdvsim.cli import COMMANDS, command_class, main, module_of
+from pdvsim.cli import COMMANDS, command_class, main
 from pdvsim.cli.run import RunCommand
 from pdvsim.cli.sweep import SweepCommand
 from pdvsim.common.commandline import parse
 from pdvsim.common.options import options
-from pdvsim.sim import limits as layer
-from pdvsim.sim.policies import USUAL_ARCHS
 
 SMALL = ["--num-prompts", "8", "--dataset-name", "random", "--input-len", "32", "--output-len", "8"]
 
@@ -187,14 +182,6 @@ def test_version(capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().out == f"pdvsim {pdvsim.__version__}\n"
 
 
-def test_help_after_every_command_is_loaded(capsys: pytest.CaptureFixture[str]) -> None:
-    """A command's module is a name of its package: one of them is `map`."""
-    for name in COMMANDS:
-        import_module(module_of(name))
-    assert main(["-h"]) == 0
-    assert capsys.readouterr().out.startswith("usage: pdvsim")
-
-
 def test_an_existing_result_is_kept_by_default(
     capsys: pytest.CaptureFixture[str], refused: Callable[..., str], tmp_path: Path
 ) -> None:
@@ -210,11 +197,6 @@ def test_an_existing_result_is_kept_by_default(
     assert main([*argv, "--seed", "5", "--overwrite"]) == 0
     assert result.read_bytes() != first
     assert main(["run", *SMALL, "-o", "/dev/null"]) == 0  # no file that could be lost
-
-
-def test_every_command_that_compares_compares_the_same() -> None:
-    for command in ("sweep", "capacity", "map"):
-        assert options(command_class(command))["arch"].default == USUAL_ARCHS
 
 
 # help and completion -------------------------------------------------------------------------------------------------
@@ -280,11 +262,3 @@ def test_bash_completes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> N
     code = f'{program}; source {script}; {at}; _pdvsim; printf "%s\\n" "${{COMPREPLY[@]}}"'
     done = subprocess.run(["bash", "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.split() == ["pdv-hybrid"]
-
-
-def test_a_command_line_reads_the_types_of_its_options_a_few_times(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Not once for every flag, which took longer than everything else together."""
-    count = itertools.count()
-    monkeypatch.setattr(layer, "get_type_hints", lambda *a, **k: (next(count), typing.get_type_hints(*a, **k))[1])
-    parse(SweepCommand, ["--arch", "pdv"])
-    assert next(count) < 60
