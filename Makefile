@@ -42,9 +42,9 @@ docs: $(VENV)/.installed-dev
 bench: $(VENV)/.installed
 	$(BIN)/python tests/benchmarks/$(if $(AGAINST),against.py $(AGAINST),bench.py)
 
-# Broken files and command lines; each failure is printed with what does it again. FUZZ_FIRST goes on from a seed.
+# Broken files and command lines, each from a seed: FUZZ_FIRST is the first. The last seed printed is of what ended it.
 fuzz: $(VENV)/.installed-dev
-	$(BIN)/python tests/fuzz.py --first $(FUZZ_FIRST) --count $(FUZZ_COUNT)
+	FUZZ_FIRST=$(FUZZ_FIRST) FUZZ_COUNT=$(FUZZ_COUNT) $(BIN)/pytest -s --timeout 0 tests/cli/test_fuzz.py -k any_file
 
 # Random experiments under the laws, and sweeps that are killed and resumed.
 soak: $(VENV)/.installed-dev

@@ -272,17 +272,6 @@ def test_every_file_that_is_read_is_part_of_the_key(tmp_path: Path) -> None:
     assert Rows().key(experiment) != before
 
 
-def test_a_long_list_of_points_is_made_once(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    experiments: list[Experiment] = []
-    check = Experiment.__post_init__
-    monkeypatch.setattr(Experiment, "__post_init__", lambda self: (experiments.append(self), check(self))[1])
-    assert main(["sweep", *SMALL, *ONE, "--concurrency", "1", "--num-runs", "400", "--dry-run"]) == 0
-    assert "400 of 400 points" in capsys.readouterr().out
-    assert 400 <= len(experiments) < 450
-
-
 QUESTION: dict[str, Any] = {
     "request_rate": 8, "num_prompts": 20, "num_runs": 2, "budget": 20, "jobs": 1, "goodput": ["ttft:500"],
 }  # fmt: skip

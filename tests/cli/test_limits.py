@@ -28,7 +28,6 @@ from pdvsim.sim.hardware.forward import ForwardTerms
 from pdvsim.sim.hardware.power import PowerFit
 from pdvsim.sim.hardware.reach import Reach
 from pdvsim.sim.limits import Jobs, Range, check_ranges, ranges
-from pdvsim.sim.run import simulate
 from pdvsim.sim.specs import GpuSpec
 
 ROOT = Path(cli.__file__).parents[2]
@@ -199,21 +198,6 @@ def test_long_and_large_runs_say_so_beforehand(monkeypatch: pytest.MonkeyPatch) 
     assert longer.run_bytes == short.run_bytes
     monkeypatch.setattr("pdvsim.bench.estimate.memory_bytes", lambda: 10**6)
     assert "GB" in forewarning(one_run(num_prompts=50_000), 1)
-
-
-def test_an_estimate_needs_few_steps(monkeypatch: pytest.MonkeyPatch) -> None:
-    """However long the requests and however many the points: a dry run of thousands takes about as long as one."""
-    timed: list[Experiment] = []
-
-    def noted(experiment: Experiment) -> Any:
-        timed.append(experiment)
-        return simulate(experiment)
-
-    monkeypatch.setattr("pdvsim.sim.run.simulate", noted)
-    long = Experiment(traffic=Traffic(num_prompts=1000, dataset_name="random", input_len=3000, output_len=3000))
-    cost([point.experiment for point in Sweep(concurrency=(1, 8), num_runs=200, base=long).points()])
-    traffic = [experiment.traffic for experiment in timed]
-    assert 0 < sum(t.num_prompts * (t.output_len or 0) for t in traffic) <= 20_000
 
 
 def test_the_ranges_of_cards_are_those_of_the_cards_that_are_known() -> None:

@@ -118,13 +118,6 @@ def test_json_lists_the_cells_and_files_are_written(tmp_path: Path, capsys: pyte
     assert json.loads((tmp_path / "reproduce.json").read_text()) == document
 
 
-def test_the_table_names_what_was_calibrated_on(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["reproduce", "three-way", "--num-runs", "1", "-o", str(tmp_path)]) == 0
-    out = capsys.readouterr().out
-    assert "17 cells" in out  # of 24; the single requests' P95 are their means
-    assert "calibrated" in next(line for line in out.splitlines() if line.split()[:2] == ["1", "pd"])
-
-
 def test_ctrl_c_keeps_the_rows_that_are_finished(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -14,7 +14,6 @@ from pdvsim.sim.hardware.costs import CostModel
 from pdvsim.sim.hardware.forward import ForwardTerms
 from pdvsim.sim.hardware.models import GPUS, PRESETS, CannotShard, drafter, model, shard
 from pdvsim.sim.hardware.parts import ModelKernels
-from pdvsim.sim.hardware.transfer import shipped
 from pdvsim.sim.layers import Compressed
 from pdvsim.sim.machine.kv import capacity_tokens, states_tokens
 from pdvsim.sim.specs import ModelSpec, Pair
@@ -164,8 +163,3 @@ def test_no_server_was_measured_and_the_range_says_so() -> None:
     assert profile.error is not None
     assert bars[0] == profile.error.tpot
     assert bars[1] > max(bars[0], 0.25)
-
-
-def test_the_formula_is_widened_like_that_of_mixtures() -> None:
-    assert shipped().widened(0.1, FLASH) == shipped().widened(0.1, PRESETS["qwen3-30b-a3b"])
-    assert shipped().fit(FLASH, H200).layers_s(1) > 0
