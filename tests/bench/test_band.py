@@ -84,6 +84,7 @@ def test_long_prompts_have_bars_of_their_own(metric: str, errors: Errors) -> Non
     (replace(serving(), host=Host(launch_s=1e-3)), "host costs"),
     (serving(priority="preemptive"), "--priority"),
     (serving(max_prompts_per_forward=2), "--max-prompts-per-forward"),
+    (serving("colocated", pair="ngram:llama-3.1-8b"), "real runs padded"),
 ])  # fmt: skip
 def test_what_no_real_run_was_like_has_no_bar_and_says_why(experiment: Experiment, why: str) -> None:
     metrics = spanned(simulate(experiment), ends(experiment))
