@@ -65,13 +65,9 @@ def test_what_a_sweep_varies_is_a_dictionary() -> None:
     ("options", "says"),
     [
         ({"request_rat": 8}, "request_rate?"),
-        ({"request_rate": "fast"}, "--request-rate"),
         ({"request_rate": [1, 2]}, "takes one value"),
-        ({"num_prompts": 0}, "10000000"),
-        ({"arch": "pdx"}, "unknown arch 'pdx'"),
         ({"use_trace_timestamps": "yes"}, "--use-trace-timestamps"),
         ({"num_prompts": 8.5}, "--num-prompts"),
-        ({"controller": "pid"}, "fixed, feedback, goodput"),
         ({"arch": dict}, "class derived from Policy"),
         ({"gpu": 200}, "--gpu"),
     ],

@@ -37,17 +37,6 @@ def test_the_split_was_made_by_name() -> None:
     assert all(row.held_out == (zlib.crc32(row.id.encode()) % 3 == 0) for row in rows)
 
 
-def test_layouts_are_of_whole_servers() -> None:
-    """Experts are divided over all GPUs of a server, and no server is larger than InferenceX's."""
-    for row in read_rows():
-        if row.kind != "expert-parallel":
-            continue
-        gpus = row.tensor_parallel * row.data_parallel
-        assert row.expert_parallel * row.moe_tp == gpus, row.id
-        assert gpus in (2, 4, 8), row.id
-        assert row.concurrency >= row.data_parallel, row.id
-
-
 def test_rows_that_are_not_simulated_are_counted_with_their_reason() -> None:
     side = ServerLayout(1, 4, 1, 1)
     cases = {
@@ -137,16 +126,6 @@ def test_a_slower_card_and_more_requests_take_longer() -> None:
     assert base.tpot_ms < crowded.tpot_ms
     assert base.tpot_ms < older.tpot_ms
     assert base.ttft_ms < crowded.ttft_ms
-
-
-def test_rows_of_one_setting_agree_or_are_odd() -> None:
-    """Within a tenth: which of two contradicting measurements is right is not known."""
-    alike: dict[tuple[object, ...], list[float]] = {}
-    for row in read_rows():
-        if row.drafts == "none" and row.concurrency and row.workers and not row.odd:
-            alike.setdefault((row.held_out, *row.like()), []).append(row.tpot_ms)
-    apart = [times for times in alike.values() if max(times) > 1.1 * min(times)]
-    assert len(apart) < 0.01 * len(alike)
 
 
 def test_an_error_that_all_rows_share_is_none_of_their_ratios() -> None:

@@ -84,17 +84,6 @@ def test_only_the_named_cells_are_used(table: TableName) -> None:
     assert first.calibrated_on == {key for constant in before.constants for key in constant.cells}
 
 
-def test_calibration_is_on_single_requests_and_the_five(three_way: Reproduction, poisson: Reproduction) -> None:
-    keys = [key for r in (three_way, poisson) for constant in r.constants for key in constant.cells]
-    assert len(keys) == 14
-    assert {(key.table, key.concurrency) for key in keys} == {
-        ("three_way", 1),
-        ("three_way", 3),
-        ("poisson_30s", 1),
-        ("poisson_30s", 2),
-    }
-
-
 def test_a_calibrated_cell_moves_the_prediction() -> None:
     key = Key("poisson_30s", "TinyLlama-TinyLlama", "pdv-unified", 2, "request_latency_mean_completed_only")
     figures = load_published().figures
