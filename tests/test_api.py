@@ -28,7 +28,7 @@ def test_run() -> None:
     assert set(run.launches["lane"]) <= {"prefill", "decode", "verify", "main"}
     assert run.table().startswith("============ Serving Benchmark Result")
     assert run.result.meta["foundation"] in run.table()
-    assert run._repr_html_().startswith("<table>")
+    assert "<table>" in run._repr_html_()
     assert "pd, 6 requests" in repr(run)
 
 
@@ -91,7 +91,7 @@ def test_values_are_taken_as_they_are() -> None:
 def test_a_run_shows_itself() -> None:
     run = pdvsim.run(arch="pdv", request_rate=8, **SMALL)
     shown = run._repr_html_()
-    assert shown.startswith("<table>")
+    assert "<table>" in shown
     assert "<details>" in shown
     assert 'src="data:image/png;base64,' in shown
     assert "max-width: 100%" in shown
