@@ -21,8 +21,8 @@ from pdvsim.decide.question import Question
 from pdvsim.decide.runs import Bench, load_axis
 from pdvsim.sim.assembly import ServerParts
 from pdvsim.sim.config import SHARDED, Arch, Experiment, Server, Traffic
-from pdvsim.sim.hardware.models import can_load
 from pdvsim.sim.limits import Budget, GpuHourUsd, Gpus, Redefined, RequestRate, Requests
+from pdvsim.sim.models.presets import can_load
 from pdvsim.sim.policies import USUAL_ARCHS
 
 MOST_GPUS = 64  # of a fleet, if no limit is given

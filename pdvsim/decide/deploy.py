@@ -15,7 +15,7 @@ from pdvsim.realrun.machine import Machine, refuse
 from pdvsim.sim.config import Experiment
 from pdvsim.sim.engines import ENGINES
 from pdvsim.sim.engines.served import Block, Served, served_as
-from pdvsim.sim.hardware.kernels import shipped_tables
+from pdvsim.sim.prices.kernels import shipped_tables
 
 
 def deployment(experiment: Experiment, fixed: Experiment | None = None) -> list[Block]:

@@ -14,7 +14,6 @@ from pdvsim.decide.race import LEAST_SEEDS
 from pdvsim.decide.report import plural
 from pdvsim.decide.space import ADAPTIVE, CONTROLLERS, LENGTHS, LONG_LENGTHS, Space
 from pdvsim.sim.config import Acceptance, Arch, ControllerName, Server, Traffic
-from pdvsim.sim.hardware.models import pair as named_pair
 from pdvsim.sim.limits import (
     BatchLimit,
     DraftLength,
@@ -27,8 +26,9 @@ from pdvsim.sim.limits import (
     Tokens,
 )
 from pdvsim.sim.metrics.steady import LEAST
+from pdvsim.sim.models.presets import pair as named_pair
+from pdvsim.sim.models.specs import HeadSpec
 from pdvsim.sim.policies import USUAL_ARCHS
-from pdvsim.sim.specs import HeadSpec
 from pdvsim.sim.workload.options import ALL, BY_SEED, OPEN
 from pdvsim.sim.workload.requests import Workload, trace_rate
 
