@@ -49,7 +49,7 @@ class AdviseOptions(DecisionOptions):
     def archs(self) -> tuple[Arch, ...]:
         """The architectures that are named, else the default for the number of GPUs."""
         several = self.gpus is not None and self.gpus > 1 and not self._sized
-        return FLEET_ARCHS if several and self.arch == USUAL_ARCHS else self.arch
+        return FLEET_ARCHS if several and self.arch == USUAL_ARCHS else super().archs
 
     @property
     def _sized(self) -> bool:

@@ -58,7 +58,7 @@ class MapOptions(DecisionOptions):
     @property
     def archs(self) -> tuple[Arch, ...]:
         """The architectures that are named, else the default for the number of GPUs."""
-        return FLEET_ARCHS if self.gpus > 1 and self.arch == USUAL_ARCHS else self.arch
+        return FLEET_ARCHS if self.gpus > 1 and self.arch == USUAL_ARCHS else super().archs
 
     def rates(self) -> tuple[float, ...]:
         """Request rates; default for a replayed trace: around its own rate, to three digits."""
