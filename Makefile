@@ -8,7 +8,15 @@ BIN := $(VENV)/bin
 # all that is installed, which would take minutes.
 export PYTHONDONTWRITEBYTECODE :=
 
-SOAK_MINUTES ?= 60
+AGAINST ?= HEAD
+SOAK_FIRST ?= 1
+SOAK_COUNT ?= 10
+LAWS := tests/sim/test_laws.py::test_
+SOAKED := $(addprefix $(LAWS),conservation a_block_changes_nothing a_block_is_cut_at_an_instant rounds_are_leviathans \
+  more_bandwidth_never_hurts_anyone_in_a_queue_of_one_server) \
+  tests/sim/test_streaming.py::test_the_metrics_are_those_of_the_records \
+  tests/sim/test_prefix.py::test_blocks_are_conserved_under_random_traffic \
+  tests/bench/test_sweepdir.py::test_killed_at_random_moments_and_resumed
 FUZZ_FIRST ?= 0
 FUZZ_COUNT ?= 100000
 
@@ -38,17 +46,18 @@ chromium:
 docs: $(VENV)/.installed-dev
 	$(BIN)/sphinx-build -q -W --keep-going -c docs . docs/_build/html
 
-# With AGAINST=COMMIT: alternating with the code of another commit.
+# Speed and memory; with AGAINST=COMMIT processor time against the code of another commit, which runs in turn with this.
 bench: $(VENV)/.installed
 	$(BIN)/python tests/benchmarks/$(if $(AGAINST),against.py $(AGAINST),bench.py)
 
-# Broken files and command lines; each failure is printed with what does it again. FUZZ_FIRST goes on from a seed.
+# Broken files and command lines, each from a seed: FUZZ_FIRST is the first. The last seed printed is of what ended it.
 fuzz: $(VENV)/.installed-dev
-	$(BIN)/python tests/fuzz.py --first $(FUZZ_FIRST) --count $(FUZZ_COUNT)
+	FUZZ_FIRST=$(FUZZ_FIRST) FUZZ_COUNT=$(FUZZ_COUNT) $(BIN)/pytest -s --timeout 0 tests/cli/test_fuzz.py -k any_file
 
-# Random experiments under the laws, and sweeps that are killed and resumed.
+# Random experiments under the laws, and sweeps that are killed and resumed: examples of one seed after the other.
 soak: $(VENV)/.installed-dev
-	$(BIN)/python tests/sim/soak.py --minutes $(SOAK_MINUTES)
+	for seed in $$(seq $(SOAK_FIRST) $$(($(SOAK_FIRST) + $(SOAK_COUNT) - 1))); do \
+	  PDVSIM_SOAK=$$seed $(BIN)/pytest -x --hypothesis-seed=$$seed $(SOAKED) || { echo "seed $$seed breaks a law"; exit 1; }; done
 
 # The notebooks with their outputs, at the full budget: a few minutes.
 notebooks: $(VENV)/.installed-dev

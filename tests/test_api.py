@@ -28,6 +28,7 @@ def test_run() -> None:
     assert set(run.launches["lane"]) <= {"prefill", "decode", "verify", "main"}
     assert run.table().startswith("============ Serving Benchmark Result")
     assert run.result.meta["foundation"] in run.table()
+    assert "<table>" in run._repr_html_()
     assert "pd, 6 requests" in repr(run)
 
 
@@ -64,13 +65,9 @@ def test_what_a_sweep_varies_is_a_dictionary() -> None:
     ("options", "says"),
     [
         ({"request_rat": 8}, "request_rate?"),
-        ({"request_rate": "fast"}, "--request-rate"),
         ({"request_rate": [1, 2]}, "takes one value"),
-        ({"num_prompts": 0}, "10000000"),
-        ({"arch": "pdx"}, "unknown arch 'pdx'"),
         ({"use_trace_timestamps": "yes"}, "--use-trace-timestamps"),
         ({"num_prompts": 8.5}, "--num-prompts"),
-        ({"controller": "pid"}, "fixed, feedback, goodput"),
         ({"arch": dict}, "class derived from Policy"),
         ({"gpu": 200}, "--gpu"),
     ],
@@ -98,7 +95,8 @@ def test_a_run_shows_itself() -> None:
     assert "<details>" in shown
     assert 'src="data:image/png;base64,' in shown
     assert "max-width: 100%" in shown
-    assert run.figure().axes[0].get_title(loc="left").startswith("TTFT")
+    titles = [axes.get_title(loc="left").partition(",")[0] for axes in run.figure().axes]
+    assert titles == ["TTFT", "TPOT", "Requests over time", ""]
     assert run.setting == (
         "pdv, llama-3.2-1b:llama-3.1-8b on h200, random 32 tokens in, 8 out, k=4, acceptance 0.6 (assumed), 8 req/s, "
         "seed 0."

@@ -15,7 +15,7 @@ import pytest
 from pdvsim.cli.realrun import RealrunCommand
 from pdvsim.cli.run import RunCommand
 from pdvsim.common.commandline import parse
-from pdvsim.decide.deploy import Deployment, deployment
+from pdvsim.decide.deploy import deployment
 from pdvsim.decide.draft_lengths import find_table
 from pdvsim.decide.draft_table import DraftQuestion, DraftTable, of_table
 from pdvsim.sim.config import Acceptance, Experiment, Hardware, Server, Traffic
@@ -214,14 +214,6 @@ def test_a_model_of_ones_own_is_its_folder(tmp_path: Path) -> None:
         assert speculative(deployment(own)[0])["model"] == str(tmp_path)
 
 
-def test_the_text_has_every_block() -> None:
-    blocks = deployment(COLOCATED)
-    text = str(Deployment(blocks)).replace(" \\\n   ", "")
-    for block in blocks:
-        assert f"{block.label}:\n{block.text}" in text
-        assert all(f"- {note}" in text for note in block.notes)
-
-
 @pytest.mark.parametrize("drafter", ["none", "eagle3"])
 @pytest.mark.parametrize("draft_kv", ["sent", "recomputed"])
 def test_a_disaggregated_server_is_its_engines_and_a_router(drafter: Any, draft_kv: Any) -> None:
@@ -276,6 +268,11 @@ LINES = [  # options, an engine, its flags or the fields of its configuration, a
     (LLAMA, "vLLM", {"method": "draft_model", "model": "meta-llama/Llama-3.2-1B-Instruct"}, "", ""),
     (LLAMA, "vLLM", {"num_speculative_tokens": 4, "prompt_lookup_min": None}, "", ""),
     (LLAMA, "SGLang", "--speculative-algorithm STANDALONE", "", ""),
+    (f"{LLAMA} --tensor-parallel-size 4", "vLLM", {"draft_tensor_parallel_size": 4}, "", ""),
+    (f"{LLAMA} --tensor-parallel-size 4", "vLLM", "--tensor-parallel-size 4", "", ""),
+    (f"{LLAMA} --tensor-parallel-size 4", "SGLang", "--tensor-parallel-size 4", "", ""),
+    (f"{LLAMA} --tensor-parallel-size 4 --draft-tensor-parallel-size 1", "vLLM", "", "", "the engine shards it"),
+    (LLAMA, "vLLM", "", "--tensor-parallel-size", ""),
     (EIGHT_BITS, "vLLM", "--quantization fp8 --kv-cache-dtype fp8", "", ""),
     (EIGHT_BITS, "vLLM", {"model": "meta-llama/Llama-3.2-1B-Instruct", "quantization": "fp8"}, "", ""),
     (EIGHT_BITS, "SGLang", "--model-path meta-llama/Llama-3.1-8B-Instruct --quantization fp8", "", ""),

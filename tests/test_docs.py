@@ -303,35 +303,3 @@ def test_commands_in_the_text_exist(page: Path) -> None:
             assert argv[0] == "realrun" or argv[1] in COMMANDS, code.content
             known = names(command_of(argv))
             assert {token.partition("=")[0] for token in argv if token.startswith("--")} <= known, code.content
-
-
-def test_commands_are_found() -> None:
-    """The reader of pages, on a page made by hand."""
-    text = (
-        "    pdvsim run --arch pd \\\n        --seed 1   # why\n    make test\n\n"
-        f"{FILE}\n```console\nrealrun --tiny\n```\n```python\npass\n```\n```text\n8\n```\n"
-    )
-    parsed = blocks("page", text)
-    assert [(b.language, b.mark, [shlex.split(c) for c in b.commands], b.output) for b in parsed] == [
-        ("", "", [["pdvsim", "run", "--arch", "pd", "--seed", "1"]], ""),
-        ("console", FILE, [["realrun", "--tiny"]], ""),
-        ("python", "", [], "8\n"),
-    ]
-
-
-def test_what_is_shown_must_come_out() -> None:
-    printed = ["arch  tok/s", "-----------", "pd   1,000.0", "pdv   980.0 ±1.2", "saved"]
-    assert comes_out(printed, printed)
-    assert comes_out(["arch tok/s", "...", "pdv 980.0 ±1.2", "..."], printed)
-    assert not comes_out(["arch tok/s", "...", "pdv 950.0 ±1.2", "..."], printed)
-    assert not near("980.0", "980.1", exact=True)
-    assert near("965.0", "980.0", exact=False)
-    assert not near("950.0", "980.0", exact=False)
-    assert not comes_out(printed[:-1], printed)
-    assert not comes_out(["...", "pd 1,000.0 ±1.2", "..."], printed)
-
-
-def test_the_budget_is_a_ceiling() -> None:
-    shown = ["pdvsim", "sweep", "--num-runs", "5", "--num-prompts", "4"]
-    assert reduced(shown) == ["pdvsim", "sweep", "--num-runs", "2", "--num-prompts", "4", "--jobs", "1"]
-    assert reduced(["pdvsim", "report"]) == ["pdvsim", "report"]

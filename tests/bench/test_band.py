@@ -12,13 +12,11 @@ import pytest
 
 import pdvsim
 from pdvsim.bench.band import ends, spanned
-from pdvsim.bench.stats import over_replications
 from pdvsim.sim.config import Experiment, Hardware, Host, Server, Traffic
 from pdvsim.sim.policies import named
 from pdvsim.sim.policies.pd import PD
 from pdvsim.sim.run import simulate
 from pdvsim.sim.trust import Errors, errors_of, groups
-from pdvsim.view.comparison import comparison_table
 
 LONG = "llama-3.2-1b:llama-3.1-8b"  # a pair with a long context
 
@@ -86,6 +84,7 @@ def test_long_prompts_have_bars_of_their_own(metric: str, errors: Errors) -> Non
     (replace(serving(), host=Host(launch_s=1e-3)), "host costs"),
     (serving(priority="preemptive"), "--priority"),
     (serving(max_prompts_per_forward=2), "--max-prompts-per-forward"),
+    (serving("colocated", pair="ngram:llama-3.1-8b"), "real runs padded"),
 ])  # fmt: skip
 def test_what_no_real_run_was_like_has_no_bar_and_says_why(experiment: Experiment, why: str) -> None:
     metrics = spanned(simulate(experiment), ends(experiment))
@@ -105,14 +104,3 @@ def test_sizes_that_no_real_run_reached_have_no_bar() -> None:
     near = pdvsim.run(arch="colocated", max_concurrency=1, input_len=8_000, **options)
     assert near.metrics["outside_measured"]["share"] > 0.01
     assert near.metrics["output_throughput_error"] > 0
-
-
-def test_tables_say_what_their_brackets_are() -> None:
-    sweep = pdvsim.sweep(
-        arch=["pd", "pdv"], concurrency=[8], num_runs=1, jobs=1,
-        dataset_name="random", input_len=32, output_len=4, num_prompts=8,
-    )  # fmt: skip
-    table = str(comparison_table(over_replications(sweep)))
-    assert re.search("in brackets.* 90%", table)
-    bar = sweep["output_throughput_error"].iloc[0]
-    assert f"(±{100 * bar:.1f}%)" in table

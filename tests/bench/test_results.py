@@ -14,7 +14,6 @@ from resultdirs import BASE, WARMUP, edited, experiment, sweep_folder
 
 from pdvsim.bench.results import Results, label, load, records
 from pdvsim.cli import main
-from pdvsim.cli.plot import PlotCommand
 from pdvsim.cli.report import ReportCommand
 from pdvsim.common.commandline import parse
 from pdvsim.common.files import sealed
@@ -185,32 +184,3 @@ def test_a_sweep_that_lacks_points_says_so(
         assert main(argv) == 0
         lines = capsys.readouterr().err.splitlines()
         assert [line for line in lines if " points" in line] == [f"pdvsim: {line}" for line in says]
-
-
-def drop(folder: Path, column: str) -> None:
-    path = folder / "summary.parquet"
-    pd.read_parquet(path).drop(columns=column).to_parquet(path, index=False)
-
-
-def cut(path: Path) -> None:
-    path.write_bytes(path.read_bytes()[:100])
-
-
-@pytest.mark.parametrize(("spoil", "says"), [
-    (lambda f: (f / "sweep.json").unlink(), "sweep.json: No such file"),
-    (lambda f: edited(f / "sweep.json", schema_version=99), "sweep.json: schema_version"),
-    (lambda f: edited(f / "sweep.json", pdvsim_version=None), "sweep.json: pdvsim_version"),
-    (lambda f: cut(f / "summary.parquet"), "summary.parquet: "),
-    (lambda f: drop(f, "stability"), "summary.parquet: column stability"),
-])  # fmt: skip
-def test_bad_results_are_refused_in_one_line(
-    copy: Path, spoil: object, says: str, refused: Callable[..., str], tmp_path: Path
-) -> None:
-    spoil(copy)  # type: ignore[operator]
-    assert says in refused(["report", str(copy), "-o", str(tmp_path / "r.html")])
-    assert not (tmp_path / "r.html").exists()
-
-
-def test_results_are_given_by_place_as_many_as_one_likes() -> None:
-    args = parse(PlotCommand, ["a", "b", "--format", "svg", "c", "--var-x", "load"])
-    assert (args.results, args.format, args.var_x) == (("a", "b", "c"), "svg", "load")

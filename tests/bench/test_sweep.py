@@ -9,7 +9,7 @@ import pandas as pd
 import pytest
 
 from pdvsim.bench.pool import Backend
-from pdvsim.bench.run import PointFailed, SweepInterrupted, run
+from pdvsim.bench.run import PointFailed, run
 from pdvsim.bench.stats import interval, over_replications, paired_differences, varied
 from pdvsim.bench.sweep import Sweep, frame_of
 from pdvsim.cli import main
@@ -37,16 +37,6 @@ def test_every_architecture_serves_the_same_requests_and_progress_is_reported() 
     assert progress == [0, 1, 2, 3, 4]
     assert one["load"].tolist() == [2.0, 2.0, 20.0, 20.0]
     assert one["total_input_tokens"].nunique() == one["total_output_tokens"].nunique() == 1
-
-
-def test_ctrl_c_keeps_the_finished_points() -> None:
-    def stop_after_one(done: int) -> None:
-        if done:
-            raise KeyboardInterrupt
-
-    with pytest.raises(SweepInterrupted) as stopped:
-        run(Sweep(concurrency=(1, 2, 4, 8), base=SMALL).points(), Backend(1), stop_after_one)
-    assert len(stopped.value.rows) == 1
 
 
 def test_a_varied_flag_is_an_axis_with_a_column_of_its_own() -> None:

@@ -9,7 +9,6 @@ import os
 import random
 import re
 import shutil
-import signal
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -271,31 +270,6 @@ def test_every_file_that_is_read_is_part_of_the_key(tmp_path: Path) -> None:
         assert Rows().key(experiment) == before
     (tokenizer / "added_tokens.json").write_text("{}")
     assert Rows().key(experiment) != before
-
-
-def test_a_point_whose_row_is_written_is_in_the_summary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Ctrl-C may come between the two."""
-    usual = Rows.add
-
-    def added(rows: Rows, key: str, outcome: Outcome, write: bool) -> None:
-        usual(rows, key, outcome, write)
-        signal.raise_signal(signal.SIGINT)
-
-    monkeypatch.setattr(Rows, "add", added)
-    assert sweep(tmp_path) == 130
-    assert done(tmp_path) == 1
-    assert [*pd.read_parquet(tmp_path / "summary.parquet")["point"]] == [0]
-
-
-def test_a_long_list_of_points_is_made_once(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    experiments: list[Experiment] = []
-    check = Experiment.__post_init__
-    monkeypatch.setattr(Experiment, "__post_init__", lambda self: (experiments.append(self), check(self))[1])
-    assert main(["sweep", *SMALL, *ONE, "--concurrency", "1", "--num-runs", "400", "--dry-run"]) == 0
-    assert "400 of 400 points" in capsys.readouterr().out
-    assert 400 <= len(experiments) < 450
 
 
 QUESTION: dict[str, Any] = {

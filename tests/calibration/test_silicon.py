@@ -37,28 +37,6 @@ def test_the_split_was_made_by_name() -> None:
     assert all(row.held_out == (zlib.crc32(row.id.encode()) % 3 == 0) for row in rows)
 
 
-def test_layouts_are_of_whole_servers() -> None:
-    """Experts are divided over all GPUs of a server, and no server is larger than InferenceX's."""
-    for row in read_rows():
-        if row.kind != "expert-parallel":
-            continue
-        gpus = row.tensor_parallel * row.data_parallel
-        assert row.expert_parallel * row.moe_tp == gpus, row.id
-        assert gpus in (2, 4, 8), row.id
-        assert row.concurrency >= row.data_parallel, row.id
-
-
-def test_one_measurement_has_one_layout() -> None:
-    """Rows of several imports with equal times are the same server under the same load."""
-    servers: dict[tuple[float, float], set[tuple[int, ...]]] = {}
-    for row in read_rows():
-        if row.source == "inferencex" and row.kind == "expert-parallel":
-            sizes = (row.concurrency, row.tensor_parallel, row.data_parallel, row.expert_parallel)
-            servers.setdefault((row.ttft_ms, row.tpot_ms), set()).add(sizes)
-    assert len(servers) < 440  # of 608 rows
-    assert all(len(sizes) == 1 for sizes in servers.values())
-
-
 def test_rows_that_are_not_simulated_are_counted_with_their_reason() -> None:
     side = ServerLayout(1, 4, 1, 1)
     cases = {
@@ -74,18 +52,6 @@ def test_rows_that_are_not_simulated_are_counted_with_their_reason() -> None:
     assert not_simulated([ROW]) == {}
 
 
-def test_rows_of_qwen_that_may_have_drafts_are_faster_on_half_the_gpus() -> None:
-    """What sets them apart from plain rows: at low concurrency, four GPUs beat eight of the same load."""
-    rows = [row for row in read_rows() if row.model == "Qwen/Qwen3.5-397B-A17B" and row.version == "0.5.9"]
-    load = ("tensor_parallel", "drafts", "held_out")
-    whole = {row.like(*load): row.tpot_ms for row in rows if row.tensor_parallel == 8 and row.kind == "plain"}
-    marked = [row for row in rows if row.drafts == "unstated"]
-    pairs = [(row.tpot_ms, whole[row.like(*load)]) for row in marked if row.like(*load) in whole]
-    assert len(pairs) > 10
-    assert all(four < eight for four, eight in pairs)
-    assert {row.kind for row in marked} == {"plain"}
-
-
 def test_servers_of_more_gpus_than_a_node_spread_whole_experts() -> None:
     """As DeepSeek is served: 32 ranks with DeepEP, and some with copies of experts. Sharded experts are refused."""
     wide = replace(ROW, name="deepseek-v3", concurrency=64, data_parallel=32, expert_parallel=32)
@@ -99,19 +65,6 @@ def test_servers_of_more_gpus_than_a_node_spread_whole_experts() -> None:
     experts = odd.experiment.pair.target.experts
     assert experts is not None
     assert (experts.slots, experts.resident) == (288, 12)
-
-
-def test_ranks_take_as_many_requests_as_their_recipes_say() -> None:
-    """Loads of TensorRT-LLM are a little above what all ranks take: 666 requests for 32 ranks of 16."""
-    limited = [row for row in read_rows() if row.batch]
-    assert {row.name.removesuffix("-nvfp4") for row in limited} == {"deepseek-v3", "gpt-oss-120b", "kimi-k2.5"}
-    for row in limited:
-        assert row.concurrency <= 2.1 * row.workers * row.data_parallel * row.batch
-        assert row.tokens_per_step >= row.tokens_in
-        assert row.slots in (0, 256, 288)
-    limits = {(row.concurrency, row.data_parallel): (row.batch, row.slots) for row in limited if row.tokens_out == 8192}
-    assert limits[563, 32] == (16, 0)
-    assert limits[8192, 32] == (256, 288)
 
 
 def test_every_option_of_a_row_has_an_effect() -> None:
@@ -173,16 +126,6 @@ def test_a_slower_card_and_more_requests_take_longer() -> None:
     assert base.tpot_ms < crowded.tpot_ms
     assert base.tpot_ms < older.tpot_ms
     assert base.ttft_ms < crowded.ttft_ms
-
-
-def test_rows_of_one_setting_agree_or_are_odd() -> None:
-    """Within a tenth: which of two contradicting measurements is right is not known."""
-    alike: dict[tuple[object, ...], list[float]] = {}
-    for row in read_rows():
-        if row.drafts == "none" and row.concurrency and row.workers and not row.odd:
-            alike.setdefault((row.held_out, *row.like()), []).append(row.tpot_ms)
-    apart = [times for times in alike.values() if max(times) > 1.1 * min(times)]
-    assert len(apart) < 0.01 * len(alike)
 
 
 def test_an_error_that_all_rows_share_is_none_of_their_ratios() -> None:

@@ -55,20 +55,6 @@ def test_the_load_of_a_result_is_simulated_again(
             assert row["error"] == pytest.approx(0, abs=0.1), name
 
 
-def test_the_table_has_both_columns(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    path = bench_of(served(2, max_concurrency=8), tmp_path / "bench.json")
-    assert main(["validate", "--bench", path, "--pair", PAIR]) == 0
-    lines = capsys.readouterr().out.splitlines()
-    assert lines[0].split() == ["measured", "predicted", "error"]
-    assert any(line.startswith("Output token throughput (tok/s)") and line.endswith("%") for line in lines)
-    assert any(line.startswith("P99 TTFT (ms)") for line in lines)
-    assert "40 requests, concurrency 8; on average" in lines[-4]
-    rates = json.loads(Path(path).read_text())["spec_decode_per_position_acceptance_rates"]
-    assert f"draft length 2, accepted {rates[0]:.2f}, {rates[1]:.2f}" in lines[-3]
-    assert "profile h200-measured" in lines[-2]
-    assert f"pdvsim calibrate --from-bench {path} --pair {PAIR} --gpu h200 -o mine.json" in lines[-1]
-
-
 def test_an_architecture_that_never_drafts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = bench_of(served(0, max_concurrency=8), tmp_path / "bench.json")
     for models in (["--pair", PAIR], ["--model", "llama-2-7b", "--drafter", "none"]):

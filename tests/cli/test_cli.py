@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import importlib
-import itertools
 import json
 import subprocess
 import sys
-import typing
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -21,7 +19,6 @@ from pdvsim.cli.run import RunCommand
 from pdvsim.cli.sweep import SweepCommand
 from pdvsim.common.commandline import parse
 from pdvsim.common.options import options
-from pdvsim.sim import limits as layer
 
 SMALL = ["--num-prompts", "8", "--dataset-name", "random", "--input-len", "32", "--output-len", "8"]
 
@@ -267,11 +264,3 @@ def test_bash_completes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> N
     code = f'{program}; source {script}; {at}; _pdvsim; printf "%s\\n" "${{COMPREPLY[@]}}"'
     done = subprocess.run(["bash", "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.split() == ["pdv-hybrid"]
-
-
-def test_a_command_line_reads_the_types_of_its_options_a_few_times(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Not once for every flag, which took longer than everything else together."""
-    count = itertools.count()
-    monkeypatch.setattr(layer, "get_type_hints", lambda *a, **k: (next(count), typing.get_type_hints(*a, **k))[1])
-    parse(SweepCommand, ["--arch", "pdv"])
-    assert next(count) < 60

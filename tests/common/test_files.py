@@ -12,7 +12,6 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from resultdirs import sweep_folder
 
 from pdvsim.bench.output import save
 from pdvsim.cli import main
@@ -97,32 +96,6 @@ def test_a_protected_file_and_a_folder_are_refused(tmp_path: Path) -> None:
     if not os.access(tmp_path / "x", os.W_OK):  # root may write anything
         with pytest.raises(PermissionError):
             check_writable(tmp_path / "x")
-
-
-def test_a_page_a_picture_and_a_timeline_that_do_not_fit(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """No room is one line that names the file, and what was there stays."""
-    resource = pytest.importorskip("resource")
-    monkeypatch.setattr(sys, "dont_write_bytecode", True)  # Python would keep what fits of a module imported here
-    folder = sweep_folder(tmp_path / "s", archs=("pd",), rates=(20.0,), seeds=1, detailed=False)
-    outputs = {
-        "page.html": ["report", str(folder), "-o", "{}"],
-        "throughput.png": ["plot", str(folder), "-o", str(tmp_path)],
-        "trace.json": [*RUN, "--num-prompts", "300", "--overwrite", "--trace-out", "{}"],
-    }
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    for name, argv in outputs.items():
-        path = tmp_path / name
-        path.write_text("good")
-        resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, before[1]))
-        try:
-            assert main([part.format(path) for part in argv]) == 2
-        finally:
-            resource.setrlimit(resource.RLIMIT_FSIZE, before)
-        assert capsys.readouterr().err.splitlines()[-1] == f"pdvsim: error: {path}: File too large"
-        assert path.read_text() == "good"
-    assert not list(tmp_path.glob(TEMPORARY))
 
 
 def test_one_file_for_two_things_is_refused(refused: Callable[..., str], tmp_path: Path) -> None:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import pytest
 from fuzzcases import METRICS
 
-import pdvsim
 from pdvsim.cli.advise import AdviseCommand
 from pdvsim.cli.capacity import CapacityCommand
 from pdvsim.cli.draft_table import DraftTableCommand
@@ -47,12 +46,6 @@ def values(experiment: Experiment) -> dict[str, Any]:
     """The settings of an experiment that the preset has."""
     groups = (experiment.traffic, experiment.server)
     return {name: getattr(group, name) for name in ORIGINAL for group in groups if hasattr(group, name)}
-
-
-def test_python_and_the_command_line_run_the_same() -> None:
-    ran = pdvsim.run(num_prompts=4).result.experiment
-    typed = parse(RunCommand, ["--num-prompts", "4"]).experiment
-    assert ran == typed == replace(Experiment(), traffic=replace(Experiment().traffic, num_prompts=4))
 
 
 def test_the_preset_is_the_published_comparison() -> None:
@@ -125,11 +118,3 @@ def test_what_is_given_is_the_same_in_both_and_checked_by_the_group() -> None:
         build(Tuned, {"num_speculative_tokens": 33})
     with pytest.raises(ValueError, match=r"max-draft-batch .* max-num-seqs, 256, got 300"):
         build(Tuned, {"max_draft_batch": 300})
-
-
-def test_the_help_lists_it_where_the_group_does_with_the_new_text_if_there_is_one() -> None:
-    usual, here = options(Server), options(Tuned)
-    assert list(here) == list(usual)
-    assert here["num_speculative_tokens"].text == "Draft length; default: the best."
-    assert here["num_speculative_tokens"].group is here["max_num_seqs"].group is Server
-    assert (here["max_num_seqs"].text, here["max_num_seqs"].default) == (usual["max_num_seqs"].text, 256)

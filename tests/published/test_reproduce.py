@@ -84,17 +84,6 @@ def test_only_the_named_cells_are_used(table: TableName) -> None:
     assert first.calibrated_on == {key for constant in before.constants for key in constant.cells}
 
 
-def test_calibration_is_on_single_requests_and_the_five(three_way: Reproduction, poisson: Reproduction) -> None:
-    keys = [key for r in (three_way, poisson) for constant in r.constants for key in constant.cells]
-    assert len(keys) == 14
-    assert {(key.table, key.concurrency) for key in keys} == {
-        ("three_way", 1),
-        ("three_way", 3),
-        ("poisson_30s", 1),
-        ("poisson_30s", 2),
-    }
-
-
 def test_a_calibrated_cell_moves_the_prediction() -> None:
     key = Key("poisson_30s", "TinyLlama-TinyLlama", "pdv-unified", 2, "request_latency_mean_completed_only")
     figures = load_published().figures
@@ -116,13 +105,6 @@ def test_json_lists_the_cells_and_files_are_written(tmp_path: Path, capsys: pyte
     assert all(c["concurrency"] in (1, 3) for c in used)
     assert {path.name for path in tmp_path.iterdir()} == {"cells.parquet", "reproduce.json"}
     assert json.loads((tmp_path / "reproduce.json").read_text()) == document
-
-
-def test_the_table_names_what_was_calibrated_on(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["reproduce", "three-way", "--num-runs", "1", "-o", str(tmp_path)]) == 0
-    out = capsys.readouterr().out
-    assert "17 cells" in out  # of 24; the single requests' P95 are their means
-    assert "calibrated" in next(line for line in out.splitlines() if line.split()[:2] == ["1", "pd"])
 
 
 def test_ctrl_c_keeps_the_rows_that_are_finished(

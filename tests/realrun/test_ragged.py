@@ -98,12 +98,6 @@ def test_the_simulator_pads_as_the_engine_does() -> None:
             assert not size or (size in sizes and size == terms.padded_packed(rows, tokens))
 
 
-def test_a_verify_of_one_row() -> None:
-    """A batch of one has one width: nothing is packed that is not padded."""
-    assert packed_size(1, 6, 3) == 4
-    assert packed_size(1, 6, 6) == 0
-
-
 @pytest.mark.parametrize("arch", ["colocated", "pdv"])
 def test_a_table_with_0_in_it_changes_no_token(arch: Arch) -> None:
     """At draft length 0 the drafter drafts a token that is not verified, and continues from there later."""

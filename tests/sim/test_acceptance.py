@@ -214,9 +214,8 @@ SPREAD: dict[str, tuple[float, float, float]] = {
 }
 
 
-def drawn(name: str, lengths: list[int], seed: int = 0) -> list[bytes]:
-    coins, classes = (np.random.default_rng(s) for s in np.random.SeedSequence(seed).spawn(2))
-    return Streams(Acceptance(acceptance_model=name), coins, classes).draw(np.array(lengths, dtype=np.int64))
+def drawn(name: str, lengths: list[int]) -> list[bytes]:
+    return draw(Acceptance(acceptance_model=name), lengths)
 
 
 def test_every_name_is_shipped_and_none_else_is_taken() -> None:

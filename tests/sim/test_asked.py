@@ -193,30 +193,6 @@ def test_a_command_line_keeps_the_acceptance_of_a_head(acceptance: Acceptance) -
     assert parse(RunCommand, command[2:]).experiment == experiment
 
 
-@pytest.mark.usefixtures("quick_plots")
-def test_an_assumed_rate_is_called_so_wherever_it_decides(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    small = ["--dataset-name", "random", "--input-len", "32", "--output-len", "8", "--num-prompts", "12"]
-    few = ["--arch", "autoregressive,colocated", "--num-runs", "2", "--jobs", "1", "--num-speculative-tokens", "2"]
-    few += ["--max-num-seqs", "16", "--max-num-batched-tokens", "512"]
-    commands = {
-        "run": ["--arch", "colocated"],
-        "sweep": ["--arch", "colocated", "--concurrency", "2", "-o", str(tmp_path / "sweep")],
-        "capacity": [*few, "--goodput", "ttft:500", "--tolerance", "0.5", "-o", str(tmp_path / "capacity")],
-        "map": [*few, "--y", "card", "--try-cards", "h200", "--concurrency", "2", "-o", str(tmp_path / "map")],
-        "draft-table": ["--max-num-seqs", "4", "--max-k", "2", "--num-runs", "1", "--jobs", "1"],
-        "advise": [*few, "--request-rate", "5", "--budget", "60"],
-    }
-    for name, flags in commands.items():
-        assert main([name, *small, *flags]) == 0
-        text = capsys.readouterr().out
-        assert "acceptance 0.6 is assumed" in text or "0.6, assumed" in text, (name, text)
-        decides = name in ("advise", "map", "draft-table")
-        stated = "drafting" in text and ("breaks even" in text or "beats plain decoding" in text)
-        assert stated or not decides, (name, text)
-    assert main(["run", *small, *commands["run"], "--acceptance-rate", "0.7"]) == 0
-    assert "assumed" not in capsys.readouterr().out
-
-
 def test_the_break_even_of_a_draft_table_is_where_plain_decoding_is_as_fast() -> None:
     options: dict[str, Any] = {"pair": PAIR, "max_num_seqs": 8, "max_k": 2, "num_runs": 2, "jobs": 1, "num_prompts": 30}
     [tier, *_] = pdvsim.draft_table(**options).tiers
@@ -246,12 +222,6 @@ def test_tokens_per_round_are_those_of_runs(capsys: pytest.CaptureFixture[str], 
             model="llama-3.1-8b", drafter=drafter, arch="colocated", num_speculative_tokens=k, num_prompts=300
         )
         assert run.metrics["spec_decode_acceptance_length"] == pytest.approx(float(listed[f"k={k}"]), rel=0.04)
-
-
-def test_one_drafter_or_all(capsys: pytest.CaptureFixture[str]) -> None:
-    assert {drafter for drafter, _ in rows(capsys, "--drafter", "ngram")} == {"ngram"}
-    assert main(["acceptance"]) == 0
-    assert "--acceptance-from" in capsys.readouterr().out
 
 
 # The second answer repeats the first: a look-up in other answers finds it, one in its own tokens does not.

@@ -18,7 +18,6 @@ from pdvsim.sim.prices.cards import GPUS
 from pdvsim.sim.prices.costs import CostModel
 from pdvsim.sim.prices.forward import ForwardTerms
 from pdvsim.sim.prices.parts import ModelKernels
-from pdvsim.sim.prices.transfer import shipped
 
 H200 = GPUS["h200"]
 FLASH, PRO = PRESETS["deepseek-v4-flash"], PRESETS["deepseek-v4-pro"]
@@ -165,8 +164,3 @@ def test_no_server_was_measured_and_the_range_says_so() -> None:
     assert profile.error is not None
     assert bars[0] == profile.error.tpot
     assert bars[1] > max(bars[0], 0.25)
-
-
-def test_the_formula_is_widened_like_that_of_mixtures() -> None:
-    assert shipped().widened(0.1, FLASH) == shipped().widened(0.1, PRESETS["qwen3-30b-a3b"])
-    assert shipped().fit(FLASH, H200).layers_s(1) > 0

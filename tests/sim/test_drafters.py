@@ -8,7 +8,6 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from pdvsim.bench.band import spanned
 from pdvsim.decide.draft_lengths import find_table
 from pdvsim.decide.draft_table import DraftQuestion
 from pdvsim.decide.formula import Formula
@@ -172,15 +171,6 @@ def test_a_search_costs_the_host_a_row_and_its_tokens() -> None:
     result = simulate(experiment)
     assert result.requests["draft_s"][0] == pytest.approx(LOOKUP_ROW_S + 3000 * LOOKUP_TOKEN_S, abs=2e-9)
     assert not np.any(result.launches["role"] == 0)
-
-
-def test_no_error_is_claimed_without_a_real_run() -> None:
-    """Heads were served; n-gram drafts too, but padded to one length, which a simulated run does not by default."""
-    bands = {kind: spanned(simulate(serving(kind, num_prompts=16))) for kind in ("ngram", "none", "eagle3")}
-    assert "output_throughput_error" in bands["none"]
-    assert "output_throughput_error" in bands["eagle3"]
-    assert not [name for name in bands["ngram"] if name.endswith("_error")]
-    assert bands["ngram"]["error_range"].startswith("none: real runs padded")
 
 
 # who has drafts ------------------------------------------------------------------------------------------------------

@@ -122,16 +122,6 @@ def test_constants_add_to_every_forward():
         assert more == pytest.approx(spec.layers * 1e-5)
 
 
-def test_older_versions_have_their_own_constants():
-    trtllm, vllm, sglang = (ENGINES[name] for name in ("trtllm", "vllm", "sglang"))
-    assert trtllm.step("1.0.0rc3") != trtllm.step()
-    assert trtllm.step("1.2.0rc6") == trtllm.step()
-    assert vllm.step("nightly-5b8c30d6") == vllm.step()
-    assert [vllm.step(f"0.{n}.0").block_products for n in (12, 16, 18)] == ["fp8_block"] * 2 + ["fp8"]
-    assert sglang.step("0.5.6").round_s < sglang.step("0.5.5").round_s  # overlapped drafts
-    assert sglang.step("0.5.14") == sglang.step()
-
-
 def served(engine: str, **server: object) -> Experiment:
     return Experiment(
         "autoregressive",

@@ -18,7 +18,7 @@ from pdvsim.sim.assembly import ServerParts
 from pdvsim.sim.config import Experiment, Hardware, Server, Traffic
 from pdvsim.sim.metrics.summary import summarise
 from pdvsim.sim.models.layers import Experts
-from pdvsim.sim.models.presets import PRESETS, model, pair, shard
+from pdvsim.sim.models.presets import PRESETS, model, pair
 from pdvsim.sim.models.specs import HeadSpec, ModelSpec, Pair
 from pdvsim.sim.prices.cards import GPUS
 from pdvsim.sim.prices.costs import CostModel
@@ -300,12 +300,6 @@ def test_less_overlap_costs_more() -> None:
     assert speeds[0] > 1.05 * speeds[-1]
 
 
-def test_experts_that_cannot_be_divided_are_refused() -> None:
-    odd = replace(PRESETS["qwen3-30b-a3b"], experts=Experts(128, 8, 764))
-    with pytest.raises(ValueError, match="its experts' intermediate size, 764, is no multiple"):
-        shard(odd, 8)
-
-
 # decisions -----------------------------------------------------------------------------------------------------------
 
 
@@ -320,21 +314,3 @@ def test_advice_says_plainly_that_drafts_do_not_pay() -> None:
     gaining = pdvsim.advise(**asked, acceptance_rate=0.9, num_speculative_tokens=2)
     assert "do not enable" not in str(gaining)
     assert "--speculative-config" in str(gaining)
-
-
-def test_a_table_says_plainly_that_drafts_do_not_pay() -> None:
-    asked = {"model": "qwen3-30b-a3b-fp8", "drafter": "eagle3", "max_num_seqs": 2, "max_k": 2, "num_runs": 1}
-    asked |= {"dataset_name": "random", "input_len": 64, "output_len": 32}
-    losing = pdvsim.draft_table(**asked, acceptance_rate=0.1)
-    assert "do not enable speculation: a server without a drafter is faster at every size" in str(losing)
-    assert "vllm serve Qwen/Qwen3-30B-A3B" in str(losing)
-    assert "--quantization fp8" in str(losing)
-    assert "--speculative-config" not in str(losing)
-
-
-def test_a_map_counts_where_drafts_do_not_pay() -> None:
-    winners = pdvsim.winner_map(
-        pair="eagle3-qwen3-30b-a3b:qwen3-30b-a3b", concurrency=[4], acceptances=[0.1, 0.9], num_prompts=16, num_runs=5,
-        arch=["autoregressive", "colocated"], dataset_name="random", input_len=64, output_len=32,
-    )  # fmt: skip
-    assert "do not enable speculation in 1 of 2 cells: the best setting there has no drafts" in str(winners)

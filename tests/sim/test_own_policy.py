@@ -11,9 +11,7 @@ import pytest
 from refusals import one_line
 
 import pdvsim
-from pdvsim.bench.pool import attempt
 from pdvsim.cli import main
-from pdvsim.common.version import __version__
 from pdvsim.live.knobs import Setup
 from pdvsim.live.pace import Feed, drive
 from pdvsim.sim.config import Experiment, Server, Traffic
@@ -199,15 +197,6 @@ def test_a_bug_in_a_policy_is_named_by_its_line(
     assert line.startswith(f"pdvsim: error: faulty.py{FAULTS[name]}")
     assert line.count("\n") == 1
     assert not [*tmp_path.glob("*crash*")]
-
-
-def test_a_bug_in_a_policy_is_a_failed_point_of_a_sweep(tmp_path: Path) -> None:
-    """Its traceback is kept with the point, as of any program that failed."""
-    (tmp_path / "faulty.py").write_text(FAULTY, encoding="utf-8")
-    experiment = Experiment(f"{tmp_path}/faulty.py:Divides", Traffic(num_prompts=5))
-    outcome = attempt(lambda index, point: {"row": simulate(point)}, 0, experiment, __version__)
-    assert outcome.reason.endswith("faulty.py:5: ZeroDivisionError: division by zero")
-    assert "return 1 / 0  # line 5" in outcome.traceback
 
 
 def test_a_bug_in_a_policy_ends_a_live_session_with_its_line(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:

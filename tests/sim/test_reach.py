@@ -118,26 +118,6 @@ def test_every_path_counts_alike(arch: Arch, monkeypatch: pytest.MonkeyPatch) ->
         assert streamed["outside_measured"] == pytest.approx(queued["outside_measured"], rel=1e-9)
 
 
-def test_a_run_inside_what_was_measured_says_nothing() -> None:
-    run = pdvsim.run(arch="pdv", dataset_name="random", input_len=128, output_len=32, num_prompts=40, max_concurrency=8)
-    assert run.metrics["outside_measured"] == {"share": 0.0}
-    assert "utside the measured range" not in run.table()
-
-
-def test_a_run_outside_says_which_way_and_how_far() -> None:
-    options: dict[str, Any] = {"dataset_name": "random", "input_len": 30000, "output_len": 4, "num_prompts": 3}
-    options["pair"] = "llama-3.2-1b:llama-3.1-8b"
-    run = pdvsim.run(arch="colocated", max_concurrency=1, **options)
-    assert run.metrics["outside_measured"]["share"] > 0.5
-    assert run.metrics["outside_measured"]["context_limit"] == 8000
-    note = next(line for line in run.table().splitlines() if "utside the measured range" in line)
-    assert "context up to 30,00" in note
-    assert "(measured to 8,000), prompt cached before up to 28,672 (7,700)" in note
-    assert "% of GPU time: " in note
-    assert note in run.table()
-    assert "prompt cached before up to 28,672" in run._repr_html_()
-
-
 # where the ranges come from ----------------------------------------------------------------------------------------
 
 

@@ -10,7 +10,6 @@ import pytest
 
 import pdvsim
 from pdvsim.bench.sweep import Sweep
-from pdvsim.cli import main
 from pdvsim.common.options import options
 from pdvsim.decide.advise import Question
 from pdvsim.decide.capacity import Plan
@@ -23,7 +22,6 @@ from pdvsim.sim.relevance import Doubt, Need, applicable, needs, refuse_idle
 from pdvsim.sim.run import simulate
 
 SMALL = Traffic("random", num_prompts=4, input_len=32, output_len=8, request_rate=50.0)
-R = ["--dataset-name", "random", "--input-len", "32", "--output-len", "8", "--num-prompts", "2"]
 
 
 VALUES: dict[str, Any] = {  # of options that no range and no list of choices gives another value
@@ -136,16 +134,6 @@ def test_a_doubt_is_a_warning(options: dict[str, Any], says: str) -> None:
         pdvsim.run(**small, **options)
     with pytest.warns(Doubt, match=says):
         pdvsim.sweep(jobs=1, concurrency=[1], **small, **options)
-
-
-def test_a_doubt_is_one_line_of_a_command(capsys: pytest.CaptureFixture[str]) -> None:
-    flags = [*R, "--goodput", "ttft:0.3", "--pair", "llama-2-7b:tinyllama-1.1b"]
-    for argv in (["run"], ["sweep", "--arch", "pd,pdv", "--concurrency", "1,2", "--dry-run"]):
-        assert main([*argv, *flags]) == 0
-        lines = [line for line in capsys.readouterr().err.splitlines() if "warning" in line]
-        assert len(lines) == 2
-        assert lines[0].startswith("pdvsim: warning: --goodput ttft:0.3 is 0.3 ms")
-        assert lines[1].startswith("pdvsim: warning: the drafter llama-2-7b (6.7B) is larger than its target")
 
 
 def test_what_is_in_order_is_not_doubted() -> None:

@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 
 from pdvsim.bench.band import ends, spanned
 from pdvsim.cli import main
-from pdvsim.decide.deploy import deployment
 from pdvsim.sim.assembly import ServerParts, covering_profile
 from pdvsim.sim.config import SHARDED, Experiment, Hardware, Server, Traffic
 from pdvsim.sim.metrics.summary import summarise
@@ -217,16 +216,6 @@ def test_what_does_not_fit_says_over_how_many_it_would() -> None:
         simulate(over(1, gpu="l4", gpu_memory_utilization=0.5))
 
 
-def test_the_output_says_what_was_not_measured() -> None:
-    experiment = over(2)
-    meta = simulate(experiment).meta
-    assert "transferred: llama-3.2-1b/tp2, llama-3.1-70b/tp2; all-reduces as published" in meta["foundation"]
-    assert meta["forward_error_bar"] == ServerParts(experiment).bar
-    whole = over(2, draft_tensor_parallel_size=1)
-    assert "transferred: llama-3.1-70b/tp2;" in simulate(whole).meta["foundation"]  # the drafter was measured
-    assert "as a ring's" in simulate(over(2, link="pcie5")).meta["foundation"]
-
-
 def test_a_shard_that_was_measured_is_taken_as_measured() -> None:
     """The profile of one GPU has no all-reduces in it: they come on top, and are all that is uncertain."""
     pair = over(4, draft_tensor_parallel_size=1).pair
@@ -248,13 +237,3 @@ def test_all_reduces_widen_the_band() -> None:
     assert (band["output_throughput_low"], band["output_throughput_high"]) == pytest.approx((slow, fast))
     profile = roofline(GPUS["h200"]).covering(experiment.pair)
     assert profile.bar(experiment.pair.target) == 0
-
-
-def test_what_engines_are_started_with() -> None:
-    vllm, sglang, *_ = deployment(over(4))
-    for block in (vllm, sglang):
-        assert "--tensor-parallel-size 4" in block.text
-    assert '"draft_tensor_parallel_size": 4' in vllm.text
-    whole = deployment(over(4, draft_tensor_parallel_size=1))[0]
-    assert any("the engine shards it" in note for note in whole.notes)
-    assert "tensor-parallel" not in deployment(Experiment("colocated"))[0].text

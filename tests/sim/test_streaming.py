@@ -198,11 +198,3 @@ def test_memory_does_not_grow_with_the_requests(code: str, few: int, more_mb: in
         output = subprocess.run(command, capture_output=True, text=True, check=True).stdout
         peaks.append(float(output.splitlines()[-1]))
     assert peaks[1] < peaks[0] + more_mb * 1024  # kB
-
-
-def test_five_minutes_at_95_percent_load() -> None:
-    """Lindley to the nanosecond, Little, a GPU busy for less than all of the time, an empty cache; 24 h by hand."""
-    script = Path(__file__).parents[1] / "benchmarks" / "long_run.py"
-    done = subprocess.run([sys.executable, str(script), "--hours", "0.08"], capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    assert "all laws hold" in done.stdout

@@ -12,7 +12,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pdvsim.cli import main
 from pdvsim.decide.deploy import deployment
 from pdvsim.decide.formula import Formula
 from pdvsim.realrun.machine import Machine, refuse
@@ -23,10 +22,8 @@ from pdvsim.sim.prices.costs import LookupCosts
 from pdvsim.sim.prices.host import SUFFIX_ROW_S
 from pdvsim.sim.run import simulate
 from pdvsim.sim.workload.acceptance import measured
-from pdvsim.sim.workload.asked import usual_acceptance
 from pdvsim.sim.workload.lookup import lookup_of
 from pdvsim.sim.workload.suffix import SuffixCache, SuffixOptions
-from pdvsim.view.setting import measure_notes
 from studies.make_acceptance import by_length, read, tokens_per_round
 from studies.suffix_gains import gain
 
@@ -182,20 +179,6 @@ def test_it_gains_alone_and_with_chat_it_loses_in_a_large_batch(data: str, pays:
 
 
 # commands ------------------------------------------------------------------------------------------------------------
-
-
-def test_what_to_measure_is_stated_for_look_ups_and_for_models() -> None:
-    assert "acceptance --texts" in measure_notes([served(4)])[0]
-    modelled = replace(served(4), acceptance=Acceptance(), server=Server("llama-3.2-1b:llama-3.1-8b"))
-    assert "--acceptance-from" in measure_notes([served(4), modelled])[0]
-    assert measure_notes([replace(modelled, acceptance=Acceptance(0.7))]) == []
-
-
-def test_the_recorded_acceptance_is_the_default_and_listed(capsys: pytest.CaptureFixture[str]) -> None:
-    assert usual_acceptance("suffix:llama-3.1-8b", Traffic()).acceptance_model == "sharegpt-suffix"
-    assert main(["acceptance", "--drafter", "suffix", "--json"]) == 0
-    listed = json.loads(capsys.readouterr().out)["tokens_per_round"]
-    assert {row["task"] for row in listed} == {"cnn", "gsm8k", "instructcoder", "sharegpt"}
 
 
 def test_it_is_deployed_with_the_options_it_was_looked_up_with() -> None:

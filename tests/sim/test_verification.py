@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pdvsim.sim.assembly import ServerParts, make_controller, profile_of
+from pdvsim.sim.assembly import ServerParts, profile_of
 from pdvsim.sim.config import Acceptance, Arch, Experiment, Hardware, Server, Traffic
 from pdvsim.sim.core import KINDS, Request
 from pdvsim.sim.machine.batch import Batch, apply_verdict
@@ -237,13 +237,6 @@ def test_verdicts_are_sought_where_nothing_pays() -> None:
         taken.append([row.state.k for row in rows])
     assert taken.count([1, 1]) == 2
     assert taken.count([0, 0]) == 2 * controller.BLIND_STEPS
-
-
-def test_the_settings_name_it() -> None:
-    chosen = Server(controller=ADAPTIVE, num_speculative_tokens=6, adaptive_verification_profile_context_len=99)
-    controller = make_controller(chosen, planner())
-    assert isinstance(controller, AdaptiveVerification)
-    assert (controller.k, controller.costs.context_len, controller.costs.most_rows) == (6, 99, 128)
 
 
 def test_the_shape_of_published_figures() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -19,12 +18,10 @@ from pdvsim.bench.results import Results
 from pdvsim.bench.sources import Source
 from pdvsim.bench.stats import over_replications, paired_differences
 from pdvsim.cli import main
-from pdvsim.sim.config import Experiment, Traffic
 from pdvsim.sim.policies import ARCHS
 from pdvsim.view.forest import forest_figure
 from pdvsim.view.heatmap import cells, improvement_figure
 from pdvsim.view.plots import THROUGHPUT, Layout, custom_figure, latency_rows, metrics_figure, standing, sweep_figure
-from pdvsim.view.setting import points_line
 from pdvsim.view.style import ARCH_COLOURS, ARCH_MARKERS, KIND_COLOURS, LANE_COLOURS, STEP_COLOURS, tail
 
 SOURCE = Source("made-up", Path("."), "", "0", Config(), (), None)
@@ -183,16 +180,6 @@ def test_acceptance_is_that_of_architectures_with_drafts() -> None:
     assert [text.get_text() for text in figure.legends[0].get_texts()] == ["pdv", "colocated"]
     undrafted = Results(points.assign(spec_decode_acceptance_rate=np.nan), (SOURCE,), ())
     assert "acceptance" not in dict(standing(undrafted, None, "none"))
-
-
-def test_the_caption_names_the_setting() -> None:
-    points = made_up().points.assign(gpu="h200")
-    line = points_line(points, [asdict(Experiment())])
-    assert line == "a:b on h200, sharegpt, k=4, acceptance 0.6 (assumed), 1 to 4 concurrent requests, seeds 0 to 2."
-    fixed = Experiment(traffic=Traffic(dataset_name="random", input_len=512, random_range_ratio=0.5))
-    assert "random 512 tokens in, 128 out ±50%, k=4" in points_line(points, [asdict(fixed)])
-    varied = points.assign(num_speculative_tokens=2, acceptance_rate=0.5)
-    assert "k=2, acceptance 0.5" in points_line(varied, [asdict(Experiment())])
 
 
 @settings(max_examples=12, deadline=None)

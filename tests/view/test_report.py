@@ -26,7 +26,7 @@ from pdvsim.view.figure import new_figure
 from pdvsim.view.report import page
 from pdvsim.view.report.document import build, counts, difference
 from pdvsim.view.report.series import Steps, busy, bytes_per_s, in_flight, over_time, queue, waiting
-from pdvsim.view.report.sheet import Highlight, Sheet, printed
+from pdvsim.view.report.sheet import Highlight, Sheet
 from pdvsim.view.table import TextTable
 
 if TYPE_CHECKING:
@@ -342,12 +342,6 @@ def test_a_sheet_holds_text_as_text_and_loads_nothing() -> None:
     assert "<script" not in html
     assert not re.search(r"https?://|@import|url\(", html.replace(page_css(), ""))
     assert html.count("data:image/png;base64,") == 1
-
-
-def test_what_is_printed_keeps_its_columns_and_wraps_its_lines() -> None:
-    html = printed("Title\n-----\na long line\n\narch  k\n-------\npdv   2\npd    3\nunder <it>")
-    parts = ["<h3>Title</h3>", '<pre class="wrap">a long line</pre>', "<pre>arch  k\n-------\npdv   2\npd    3</pre>"]
-    assert html == "".join([*parts, '<pre class="wrap">under &lt;it&gt;</pre>'])
 
 
 def page_css() -> str:

@@ -46,27 +46,6 @@ def test_a_narrow_terminal_keeps_the_tail_and_the_label(
     assert f" {columns} columns: tok/round" in lines[-1]
 
 
-def test_headings_are_folded_before_the_metric_and_its_unit(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Above wider cells they are whole."""
-    monkeypatch.setenv("COLUMNS", "43")
-    row = {"arch": "pdv", "mean TTFT ms": "5.00 ±0.10", "P99 TTFT ms": "9.00 ±0.10 (±2%)", "gain %": "+1"}
-    assert fitted_table([row], ())[:2] == [
-        "            mean",
-        "arch     TTFT ms       P99 TTFT ms  gain %",
-    ]
-
-
-def test_closed_loops_do_without_their_stability(monkeypatch: pytest.MonkeyPatch) -> None:
-    small = {"dataset_name": "random", "input_len": 32, "output_len": 8, "num_prompts": 12}
-    archs = ["autoregressive", "colocated"]
-    table = sweep_table(pdvsim.sweep(arch=archs, concurrency=[4], num_runs=2, goodput=["ttft:500"], jobs=1, **small))
-    monkeypatch.setenv("COLUMNS", "80")
-    *lines, left_out = fitted_table(table.rows, table.spare)
-    assert max(map(len, lines)) <= 80
-    assert len(lines) == 2 + 1 + len(archs)
-    assert " 80 columns: tok/round, req/s, stability, " in left_out
-
-
 def test_brackets_that_are_left_out_are_not_explained(monkeypatch: pytest.MonkeyPatch) -> None:
     rows = [{"arch": "pd", "tok/s": "5651.23 (±2.0%)", "ms": "3.21 (0 to 4.00)"}]
     table = TextTable(rows, (DETAIL,), ("error range in brackets: of real runs", "±: of seeds"))
