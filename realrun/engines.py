@@ -36,6 +36,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from pdvsim.common.files import log_file
 from pdvsim.realrun.clock import WallClock
 from pdvsim.realrun.machine import Machine
 from pdvsim.realrun.site import measured, send_all
@@ -130,7 +131,7 @@ class EngineServer:
             self.address: tuple[str, int] = free.getsockname()
         self.log, (host, port) = log, self.address
         command = [sys.executable, *words, "--host", host, "--port", str(port)]
-        with log.open("wb") as file:
+        with log_file(log) as file:
             self._process = subprocess.Popen(
                 command, stdout=file, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL,
                 env={**QUIET, **environment, **os.environ}, start_new_session=True,

@@ -69,8 +69,8 @@ class Server:
             )  # fmt: skip
 
     def is_up(self) -> bool:
-        with suppress(OSError), urllib.request.urlopen(f"http://127.0.0.1:{self.port}/health", timeout=2) as answer:
-            return answer.status == 200
+        with suppress(OSError), urllib.request.urlopen(f"http://127.0.0.1:{self.port}/health", timeout=2):
+            return True
         return False
 
     def told(self) -> list[str]:
@@ -166,7 +166,7 @@ def main() -> None:
     parser.add_argument("-o", "--output", type=Path, required=True)
     parser.add_argument("--limit", type=float, default=3600, help="seconds")
     given = parser.parse_args()
-    end = time.monotonic() + given.limit
+    end: float = time.monotonic() + given.limit
     given.output.mkdir(parents=True, exist_ok=True)
 
     def left() -> float:

@@ -62,6 +62,11 @@ def whole(path: Path, replace: bool = False) -> Iterator[BinaryIO]:
         raise OSError(error.errno, error.strerror, str(path)) from None
 
 
+def log_file(path: Path) -> BinaryIO:
+    """A file that another program writes while it runs: the log of a server."""
+    return path.open("wb")
+
+
 def write_whole(path: Path, data: bytes, replace: bool = False) -> None:
     """Write one file atomically, even if the machine stops; an OSError names it."""
     write_all({path: data}, replace)

@@ -28,7 +28,7 @@ from pdvsim.sim.limits import (
 from pdvsim.sim.metrics.steady import LEAST
 from pdvsim.sim.models.presets import pair as named_pair
 from pdvsim.sim.models.specs import HeadSpec
-from pdvsim.sim.policies import SERVED_ARCHS, USUAL_ARCHS
+from pdvsim.sim.policies import USUAL_ARCHS
 from pdvsim.sim.workload.options import ALL, BY_SEED, OPEN
 from pdvsim.sim.workload.requests import Workload, trace_rate
 
@@ -111,7 +111,7 @@ class DecisionOptions(VariedOptions):
     def archs(self) -> tuple[Arch, ...]:
         """The architectures that are named, else those that the engine can serve on one GPU."""
         if self.arch == USUAL_ARCHS and self.hardware.predicted_engine != "pdvsim":
-            return SERVED_ARCHS
+            return USUAL_ARCHS[:2]
         return self.arch
 
     def replays(self, closed_loop: bool = False) -> bool:
