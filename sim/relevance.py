@@ -81,8 +81,8 @@ def _schedules(e: Experiment) -> bool:
         return False
     if e.hardware.predicted_engine == "pdvsim":
         return e.arch != "autoregressive" and e.has_drafter and e.server.drafted_by not in LOOKED_UP
-    kind = e.server.drafted_by if e.speculates else "none"
-    return ENGINES[e.hardware.predicted_engine].can_schedule(kind, e.server.async_scheduling is True)
+    engine, kind = ENGINES[e.hardware.predicted_engine], e.server.drafted_by if e.speculates else "none"
+    return engine.can_schedule(kind, e.server.async_scheduling is True, e.hardware.engine_version)
 
 
 _SERVING: NeedRows = (

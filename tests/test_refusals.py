@@ -245,8 +245,8 @@ REFUSED = [  # what the line must name: the option, its value, its limit, or wha
     ("run --arch pdv-unified --max-prompts-per-forward 2", "no effect --max-prompts-per-forward"),
     ("run --arch autoregressive --tensor-parallel-size 2 --draft-tensor-parallel-size 1", "no --draft-tensor"),
     # engines
-    ("run --engine vllm --gpu rtx-4090", "--engine vllm: no kernel tables for rtx-4090; there are for h100-sxm"),
     ("run --engine vllm --profile roofline", "leave out --profile"),
+    *((f"run --engine {one}", f"--engine: invalid choice '{one}'") for one in ("vlm", "vllm==new", "pdvsim==1.0")),
     ("run --engine vllm --padding sglang", "--padding sglang: profile h200-vllm is padded as vllm"),
     # records
     *((f"{command} --no-detailed {more}", "need records, which --no-detailed does not keep") for command, more in (

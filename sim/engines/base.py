@@ -55,10 +55,6 @@ class InferenceEngine:
         older = (era for era in self.eras if dated and era.before and _numbers(version) < _numbers(era.before))
         return next(older, self.eras[-1])
 
-    def step(self, version: str = "") -> EngineStep:
-        """The constants of a version without a drafter."""
-        return self.era(version).step
-
     def serving(self, version: str, kind: DrafterKind, asynchronous: bool | None) -> EngineStep:
         """The constants with a kind of drafter, and with asynchronous scheduling or without; None: as by default."""
         era = self.era(version)

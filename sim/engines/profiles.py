@@ -74,8 +74,9 @@ def scaled(tables: KernelTables, card: GpuSpec) -> KernelTables:
 def from_tables(tables: KernelTables, version: str = "") -> ComposedProfile:
     """The profile that tables give with the engine's constants."""
     engine = ENGINES[tables.engine]  # type: ignore[index]
-    h200, step, error = builtin("h200"), engine.step(version), engine.error(tables.gpu.name)
+    h200, step, error = builtin("h200"), engine.era(version).step, engine.error(tables.gpu.name)
     served, version = version, f"{tables.engine} {tables.version}"
+    kernels = f"{version}{f', host of {tables.engine} {served}' if served else ''}"
     measured, near = "no measured server", tables.about.get("scaled")
     if error is not None and near is not None:
         error = replace(error, tpot=math.expm1(math.hypot(math.log1p(error.tpot), math.log1p(SCALED_BAR))))
@@ -85,7 +86,7 @@ def from_tables(tables: KernelTables, version: str = "") -> ComposedProfile:
     return ComposedProfile(
         schema_version=SCHEMA,
         name=f"{tables.gpu.name}-{tables.engine}",
-        foundation=f"composed from the kernels of {version}{f' on {near}, scaled' if near else ''}; {measured}",
+        foundation=f"composed from the kernels of {kernels}{f' on {near}, scaled' if near else ''}; {measured}",
         gpu=shipped().ceilings(tables.gpu),
         models={},
         host=_host(step),

@@ -80,4 +80,4 @@ def test_drafters_that_end_asynchronous_scheduling() -> None:
         assert VLLM.serving("0.22.1", kind, None).step_s == sync.step_s  # type: ignore[arg-type]
         assert not VLLM.can_schedule(kind, asynchronous=True)  # type: ignore[arg-type]
     assert VLLM.serving("0.22.1", "eagle3", None).step_s == plain.step_s
-    assert VLLM.serving("0.10.2", "model", None).step_s == VLLM.step("0.10.2").step_s
+    assert VLLM.serving("0.10.2", "model", None).step_s == VLLM.era("0.10.2").step.step_s

@@ -123,13 +123,22 @@ def test_constants_add_to_every_forward():
 
 
 def test_older_versions_have_their_own_constants():
-    trtllm, vllm, sglang = (ENGINES[name] for name in ("trtllm", "vllm", "sglang"))
-    assert trtllm.step("1.0.0rc3") != trtllm.step()
-    assert trtllm.step("1.2.0rc6") == trtllm.step()
-    assert vllm.step("nightly-5b8c30d6") == vllm.step()
-    assert [vllm.step(f"0.{n}.0").block_products for n in (12, 16, 18)] == ["fp8_block"] * 2 + ["fp8"]
-    assert sglang.step("0.5.6").round_s < sglang.step("0.5.5").round_s  # overlapped drafts
-    assert sglang.step("0.5.14") == sglang.step()
+    trtllm, vllm, sglang = (ENGINES[name].era for name in ("trtllm", "vllm", "sglang"))
+    assert trtllm("1.0.0rc3") != trtllm() == trtllm("1.2.0rc6")
+    assert vllm("nightly-5b8c30d6") == vllm()
+    assert [vllm(f"0.{n}.0").step.block_products for n in (12, 16, 18)] == ["fp8_block"] * 2 + ["fp8"]
+    assert sglang("0.5.6").step.round_s < sglang("0.5.5").step.round_s  # overlapped drafts
+    assert sglang("0.5.14") == sglang()
+
+
+def test_a_version_of_an_engine_is_predicted_and_stated():
+    older, newest, same = (served(f"vllm{version}") for version in ("==0.13.0", "", "==99.0"))
+    times = [simulate(one).requests["finish_s"].max() for one in (older, newest, same)]
+    assert times[0] > times[1] == times[2]
+    assert "host of vllm 0.13.0" in covering_profile(older).foundation
+    notes = {block.label.split()[0]: block.notes for block in deployment(older)}
+    assert "predicted: vLLM 0.13.0" in notes["vLLM"]
+    assert not any("0.13.0" in note for note in notes["SGLang"])
 
 
 def served(engine: str, **server: object) -> Experiment:
@@ -140,7 +149,7 @@ def served(engine: str, **server: object) -> Experiment:
             max_concurrency=8,
         ),
         server=Server(pair="none:llama-3.1-8b", **server),  # type: ignore[arg-type]
-        hardware=Hardware(gpu="h100-sxm", engine=engine),  # type: ignore[arg-type]
+        hardware=Hardware(gpu="h100-sxm", engine=engine),
     )  # fmt: skip
 
 
