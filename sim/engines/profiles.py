@@ -18,7 +18,7 @@ from pdvsim.sim.hardware.kernels import KernelTables, read_tables, shipped_table
 from pdvsim.sim.hardware.options import Padding
 from pdvsim.sim.hardware.profile import SCHEMA, HostCost, Profile, builtin
 from pdvsim.sim.hardware.shapes import packed, roofline, unpacked
-from pdvsim.sim.hardware.steps import EngineStep
+from pdvsim.sim.hardware.steps import EngineStep, GraphSizes
 from pdvsim.sim.hardware.transfer import shipped
 from pdvsim.sim.specs import GpuSpec
 
@@ -115,10 +115,13 @@ def _host(step: EngineStep) -> HostCost:
     return HostCost(0.0, step.step_s, handoff_s, step.row_s, step.request_s, step.prompt_token_s)
 
 
-def serving(profile: ComposedProfile, kind: DrafterKind, asynchronous: bool | None = None) -> ComposedProfile:
-    """The profile with a kind of drafter, and with asynchronous scheduling or without; None: as the engine does it."""
-    step = ENGINES[profile.engine].serving(profile.served, kind, asynchronous)
-    return profile if step == profile.step else replace(profile, step=step, host=_host(step))
+def serving(
+    profile: ComposedProfile, kind: DrafterKind, asynchronous: bool | None = None, eager: bool = False
+) -> ComposedProfile:
+    """The profile with a kind of drafter, asynchronous scheduling or not (None: by default), and eager or not."""
+    step = ENGINES[profile.engine].serving(profile.served, kind, asynchronous, eager)
+    graphs = GraphSizes() if eager else profile.graphs
+    return profile if step == profile.step else replace(profile, step=step, host=_host(step), graphs=graphs)
 
 
 def padded(profile: Profile, padding: Padding) -> Profile:

@@ -104,9 +104,8 @@ def compose(tables: KernelTables, step: EngineStep, spec: ModelSpec, drafts: boo
     gaps_s = spec.layers * step.layer_s + spec.state_layers * step.state_s
     gaps_s += 0.0 if spec.sparse is None else spec.sparse.layers * step.sparse_s
     layer = np.maximum.accumulate(factor * (layers - alone * expert_s * read) + gaps_s)
-    if drafts:
-        launched_s = spec.layers * (step.draft_layer_s + (step.draft_shard_s if spec.shards > 1 else 0.0))
-        layer = np.maximum(layer, launched_s) + step.draft_s
+    launched_s = max(step.launched_s, drafts * (step.draft_layer_s + (step.draft_shard_s if spec.shards > 1 else 0.0)))
+    layer = np.maximum(layer, spec.layers * launched_s) + drafts * step.draft_s
     rows, fixed, slopes, past_share, past = parts.decode()
     slope = float(np.interp(TYPICAL_ROWS, rows, slopes))
     wide, narrow = parts.widths()

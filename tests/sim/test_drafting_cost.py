@@ -73,12 +73,6 @@ def test_simulation_and_formula_pay_the_same_per_round(clients: int) -> None:
     assert by_formula[1] - by_formula[0] == pytest.approx(ROUND_S + K * DRAFT_S, rel=1e-6)
 
 
-def test_plain_decoding_pays_nothing() -> None:
-    experiment = served(0)
-    free, paid = (simulate(experiment, profile=profile(experiment, *cost)) for cost in ((0, 0), (ROUND_S, DRAFT_S)))
-    assert np.array_equal(free.requests["finish_s"], paid.requests["finish_s"])
-
-
 @pytest.mark.parametrize("engine", ["vllm", "sglang"])
 def test_drafts_are_no_longer_where_each_costs_more(engine: str) -> None:
     """Draft lengths by formula for one request: with the shipped cost per forward, at most those without."""
