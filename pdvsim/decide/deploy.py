@@ -55,9 +55,4 @@ def vllm(served: Served) -> Block:
     return ENGINES["vllm"].commands(served)[0]
 
 
-def tensorrt_llm(served: Served) -> Block:
-    """TensorRT-LLM's table of draft lengths."""
-    return ENGINES["trtllm"].table(served)[0]
-
-
 sglang = ENGINES["sglang"].commands

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, get_args
 
 from pdvsim.sim.engines import ENGINES as EVERY_ENGINE
 from pdvsim.sim.engines.idle import IDLE_DRAFTER as IDLE_DRAFTER
@@ -20,6 +20,5 @@ class EngineFacts(NamedTuple):
     at_0: str
 
 
-NAMES: dict[EngineName, Padding] = {"vllm": "vllm", "sglang": "sglang", "tensorrt-llm": "tensorrt-llm"}
 _PADDED = {one.padding: EngineFacts(one.padding, one.lowest_k, one.pads, one.at_0) for one in EVERY_ENGINE.values()}
-ENGINES: dict[EngineName, EngineFacts] = {name: _PADDED[padding] for name, padding in NAMES.items()}
+ENGINES: dict[EngineName, EngineFacts] = {name: _PADDED[name] for name in get_args(EngineName)}

@@ -10,13 +10,14 @@ from pdvsim.bench import output
 from pdvsim.bench.inputs import checked
 from pdvsim.bench.length import given_length, mean_turns, with_length
 from pdvsim.bench.stats import Interval
-from pdvsim.decide.deploy import sglang, tensorrt_llm, vllm
 from pdvsim.decide.draft_engines import ENGINES, IDLE_DRAFTER, EngineFacts, EngineName
+from pdvsim.decide.error import gain_note
 from pdvsim.decide.report import NO_DRAFTS, Answer, Report, lengths_note, plural
 from pdvsim.decide.runs import replications
 from pdvsim.decide.served import Block, Deployment, Served
 from pdvsim.sim.assembly import profile_of
 from pdvsim.sim.config import Experiment
+from pdvsim.sim.engines import ENGINES as SERVING_ENGINES
 from pdvsim.sim.limits import DraftLength, LeastDraft, NumRuns, PartialShare, Range, Requests, check, check_ranges
 from pdvsim.sim.metrics.steady import loop_length
 from pdvsim.view.report.sheet import Showable
@@ -202,8 +203,8 @@ def of_table(table: DraftTable) -> Served:
 
 def ready(table: DraftTable) -> list[Block]:
     """The table in the engine's format."""
-    engine, served = table.question.engine, of_table(table)
-    return sglang(served) if engine == "sglang" else [vllm(served) if engine == "vllm" else tensorrt_llm(served)]
+    engine = next(one for one in SERVING_ENGINES.values() if one.padding == table.question.engine)
+    return engine.table(of_table(table))
 
 
 def _tiers(table: DraftTable) -> str:
@@ -235,6 +236,7 @@ def _notes(table: DraftTable) -> list[str]:
         "over plain: over a server without a drafter, at both ends of the range; least: the smallest such gain in it; "
         "gain: over the next best k"
     ]
+    notes += gain_note(question.base, [1 + gain for tier in table.tiers if tier.k for gain in tier.over_plain])
     if question.base.acceptance.by_rate:
         notes.append(f"acceptance: range of rates in which k stays best{within}")
     pays = [f"{tier.break_even:.2f} at batch {tier.first} to {tier.last}" for tier in table.tiers if tier.break_even]

@@ -8,6 +8,8 @@ import numpy as np
 import pytest
 
 from pdvsim.calibration.validate.speculation import PredictedPair, best_lengths, predicted, rates_of, read_pairs
+from pdvsim.decide.error import gain_note
+from pdvsim.sim.config import Experiment, Hardware, Server
 from pdvsim.sim.engines.vllm import VLLM
 
 PAIRS = read_pairs()
@@ -70,6 +72,12 @@ def test_the_loss_of_a_draft_length_is_that_of_its_measured_speed() -> None:
     [choice] = best_lengths([at(1, 1.5, 1.4), at(2, 2.0, 1.6), at(3, 1.8, 1.7)])
     assert (choice.measured, choice.predicted) == (2, 3)
     assert choice.loss == pytest.approx(0.1)
+
+
+def test_a_gain_within_the_error_of_its_method_has_no_certain_sign() -> None:
+    hardware, server = Hardware("h100-sxm", engine="vllm"), Server("eagle3-llama-3.1-8b:llama-3.1-8b")
+    notes = [gain_note(Experiment(server=server, hardware=hardware), [gain])[0] for gain in (0.5, 1.05, 2.0)]
+    assert ["not certain" in note for note in notes] == [False, True, False]
 
 
 def test_drafters_that_end_asynchronous_scheduling() -> None:

@@ -171,11 +171,8 @@ def test_sglang_prefills_in_batches_of_their_own():
 
 def test_without_graphs_the_host_launches_every_layer():
     """Llama-3.1-8B alone: `data/h200/vllm`, where a held-out server took 24.4 ms per token instead of 4.7."""
-    one = replace(served("vllm"), arch="autoregressive", server=Server("none:llama-3.1-8b"))
-    eager = replace(one, server=replace(one.server, enforce_eager=True))
-    graphs_ms, eager_ms = (summarise(simulate(case))["mean_tpot_ms"] for case in (one, eager))
-    assert eager_ms == pytest.approx(24.4, rel=0.15)
-    assert graphs_ms < eager_ms / 2
+    eager = replace(served("vllm"), arch="autoregressive", server=Server("none:llama-3.1-8b", enforce_eager=True))
+    assert summarise(simulate(eager))["mean_tpot_ms"] == pytest.approx(24.4, rel=0.15)
     texts = {block.label.split()[0]: block.text for block in deployment(eager)}
     assert "--enforce-eager" in texts["vLLM"]
     assert "--disable-cuda-graph" in texts["SGLang"]
