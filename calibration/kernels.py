@@ -22,9 +22,9 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from pdvsim.sim.core import ServingEngine
-from pdvsim.sim.hardware.kernels import TOPK, KernelTables
-from pdvsim.sim.hardware.shapes import CONTEXTS, ITEM_BYTES, experts_roofline, from_neighbours, packed, unpacked
-from pdvsim.sim.specs import GpuSpec
+from pdvsim.sim.models.specs import GpuSpec
+from pdvsim.sim.prices.kernels import TOPK, KernelTables
+from pdvsim.sim.prices.shapes import CONTEXTS, ITEM_BYTES, experts_roofline, from_neighbours, packed, unpacked
 
 SYSTEMS = {
     "a100-80gb": "a100_sxm",

@@ -67,7 +67,8 @@ def advise(
 
     Main options:
 
-    - arch: Serving architectures to compare. (default: autoregressive,colocated,pd,pdv)
+    - arch: Serving architectures to compare; default: autoregressive and colocated, and with pdvsim's own engine, the
+        only one that has lanes, pd and pdv.
     - pair: Models as draft:target (name, Hugging Face id or config.json), or a target alone (or --model). (default:
         llama-3.2-1b:llama-3.1-8b)
     - drafter: Draft model, eagle3 or mtp head, ngram or suffix search, or none; in parallel: pard (a draft model),
@@ -149,7 +150,8 @@ def capacity(
 
     Main options:
 
-    - arch: Serving architectures to compare. (default: autoregressive,colocated,pd,pdv)
+    - arch: Serving architectures to compare; default: autoregressive and colocated, and with pdvsim's own engine, the
+        only one that has lanes, pd and pdv.
     - pair: Models as draft:target (name, Hugging Face id or config.json), or a target alone (or --model). (default:
         llama-3.2-1b:llama-3.1-8b)
     - drafter: Draft model, eagle3 or mtp head, ngram or suffix search, or none; in parallel: pard (a draft model),
@@ -523,7 +525,8 @@ def winner_map(
 
     Main options:
 
-    - arch: Serving architectures to compare. (default: autoregressive,colocated,pd,pdv)
+    - arch: Serving architectures to compare; default: autoregressive and colocated, and with pdvsim's own engine, the
+        only one that has lanes, pd and pdv.
     - pair: Models as draft:target (name, Hugging Face id or config.json), or a target alone (or --model). (default:
         llama-3.2-1b:llama-3.1-8b)
     - pairs: Pairs for --y size, as draft:target; the map orders them by the ratio of their sizes.

@@ -9,8 +9,8 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
 from pdvsim.profiler.parts import SCHEMA
+from pdvsim.sim.models.specs import HeadSpec, ModelSpec
 from pdvsim.sim.reading import error_text, printable, quoted, read_json
-from pdvsim.sim.specs import HeadSpec, ModelSpec
 
 HEADER = "header.json"
 

@@ -23,7 +23,7 @@ from pdvsim.realrun.engine.arch import ModelArchitecture
 from pdvsim.realrun.engine.batch import Gate, Residual
 from pdvsim.realrun.engine.buckets import CHUNK_BUCKETS, ROW_BUCKETS, SMALL_TOKENS
 from pdvsim.realrun.engine.model import Transformer
-from pdvsim.sim.specs import HeadSpec
+from pdvsim.sim.models.specs import HeadSpec
 
 MOST_WIDTH = 9  # new tokens per row
 LAYERS = 2  # more than the card's cache holds

@@ -27,7 +27,7 @@ from pdvsim.profiler.precompile import precompile
 from pdvsim.profiler.rig import QUICK, Effort, Rig, free
 from pdvsim.realrun.engine.arch import ModelArchitecture
 from pdvsim.realrun.telemetry import now
-from pdvsim.sim.hardware.models import HEADS
+from pdvsim.sim.models.presets import HEADS
 
 SAVE_EVERY_S = 8.0
 CONSECUTIVE_FAILURES = 3  # a broken device fails every point; stop asking

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated
 
-from pdvsim.sim.hardware.models import drafter_kind
 from pdvsim.sim.limits import Internal, MeasuringSeconds, Range, Seed, check_ranges
+from pdvsim.sim.models.presets import drafter_kind
 
 
 @dataclass(frozen=True)

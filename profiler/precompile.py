@@ -16,7 +16,7 @@ from time import monotonic
 
 from pdvsim.profiler.grid import GridPoint, design
 from pdvsim.profiler.options import Options
-from pdvsim.sim.hardware.models import HEADS
+from pdvsim.sim.models.presets import HEADS
 
 WORKERS_PER_MODEL = 3
 LIMIT_S = 120.0  # for all of them; kernels missing then are compiled when first measured

@@ -24,7 +24,7 @@ from pdvsim.realrun.engine.engine import Engine, ForwardShape, LaunchShape
 from pdvsim.realrun.engine.graphs import GraphLane, PromptChunk, Ticket
 from pdvsim.realrun.engine.head import Head, states_width
 from pdvsim.realrun.engine.model import Transformer
-from pdvsim.sim.specs import HeadSpec, ModelSpec
+from pdvsim.sim.models.specs import HeadSpec, ModelSpec
 
 MAX_SLOTS = 264
 CARD_MEMORY_SHARE = 0.92

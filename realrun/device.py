@@ -44,11 +44,11 @@ from pdvsim.realrun.ngram import History
 from pdvsim.realrun.telemetry import Telemetry
 from pdvsim.sim.config import Experiment, Server
 from pdvsim.sim.core import Chunk, Request, Role
-from pdvsim.sim.hardware.costs import NOTHING, Price
-from pdvsim.sim.hardware.host import SimulatedHost
 from pdvsim.sim.machine.batch import Batch, Launch
 from pdvsim.sim.machine.ledger import Ledger
 from pdvsim.sim.machine.node import Device
+from pdvsim.sim.prices.costs import NOTHING, Price
+from pdvsim.sim.prices.host import SimulatedHost
 from pdvsim.sim.records import Columns
 from pdvsim.sim.workload.lookup import Lookup
 

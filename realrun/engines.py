@@ -43,7 +43,7 @@ from pdvsim.realrun.telemetry import Telemetry
 from pdvsim.realrun.texts import next_turns, prompts, repeated
 from pdvsim.sim.config import Acceptance, Experiment, Traffic
 from pdvsim.sim.core import Request
-from pdvsim.sim.hardware.models import unquantised
+from pdvsim.sim.models.presets import unquantised
 from pdvsim.sim.policies.base import Policy
 from pdvsim.sim.records import Columns, Log, Result
 from pdvsim.sim.workload.acceptance import FIRST_ROUND, Streams

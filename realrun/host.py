@@ -18,9 +18,9 @@ from pdvsim.realrun.engine.graphs import GraphLane, OrderedStreams
 from pdvsim.realrun.memory import LaneRole
 from pdvsim.sim.config import Server
 from pdvsim.sim.core import Role
-from pdvsim.sim.hardware.host import HostTimes, Operation, SimulatedHost
 from pdvsim.sim.machine.lane import HIGHEST, PRIORITY
 from pdvsim.sim.metrics.sketch import Union
+from pdvsim.sim.prices.host import HostTimes, Operation, SimulatedHost
 from pdvsim.sim.records import Columns
 
 SM_SHARES = {"decode": 0.4, "verify": 0.4, "prefill": 0.2}  # with --priority partition

@@ -8,7 +8,7 @@ from typing import Literal
 from pdvsim.realrun.engine.buckets import most_prompts
 from pdvsim.sim.config import Acceptance, Experiment, Hardware, Host
 from pdvsim.sim.core import LOOKED_UP
-from pdvsim.sim.hardware.models import HEADS, LAYERS
+from pdvsim.sim.models.presets import HEADS, LAYERS
 from pdvsim.sim.policies import policy_of
 
 MAX_DRAFT = 15  # the verify kernel's

@@ -24,12 +24,12 @@ from pdvsim.realrun.engine.head import states_width
 from pdvsim.sim.assembly import reuse_of
 from pdvsim.sim.config import Arch, Experiment, Server
 from pdvsim.sim.core import Request, Role
-from pdvsim.sim.hardware.models import HEADS
 from pdvsim.sim.machine.kv import KvCache
 from pdvsim.sim.machine.prefix import Reuse, block_hashes
+from pdvsim.sim.models.presets import HEADS
+from pdvsim.sim.models.specs import HeadSpec, ModelSpec
 from pdvsim.sim.policies import policy_of
 from pdvsim.sim.policies.ahead import FANS, Lookahead
-from pdvsim.sim.specs import HeadSpec, ModelSpec
 
 LaneRole = tuple[str, Role]
 

@@ -32,17 +32,17 @@ from pdvsim.sim.client import Client, Servers
 from pdvsim.sim.cluster import cached_facts, check_context, check_kv, drawn_verdict
 from pdvsim.sim.config import Experiment, Traffic
 from pdvsim.sim.core import Request, Role
-from pdvsim.sim.hardware.costs import CostModel, LookupCosts
-from pdvsim.sim.hardware.models import PARD, drafter, in_parallel, is_config, quantised, unquantised
-from pdvsim.sim.hardware.models import pair as named_pair
-from pdvsim.sim.hardware.pace import pace_of
-from pdvsim.sim.hardware.profile import Profile
 from pdvsim.sim.machine.ledger import Ledger
+from pdvsim.sim.models.presets import PARD, drafter, in_parallel, is_config, quantised, unquantised
+from pdvsim.sim.models.presets import pair as named_pair
+from pdvsim.sim.models.specs import HeadSpec, ModelSpec, Pair
 from pdvsim.sim.policies import own_errors, policy_of
 from pdvsim.sim.policies.base import Context, Policy
+from pdvsim.sim.prices.costs import CostModel, LookupCosts
+from pdvsim.sim.prices.pace import pace_of
+from pdvsim.sim.prices.profile import Profile
 from pdvsim.sim.records import Columns, Log, Result, request_columns, rows_of
 from pdvsim.sim.run import no_collector
-from pdvsim.sim.specs import HeadSpec, ModelSpec, Pair
 from pdvsim.sim.workload.lookup import lookup_of
 from pdvsim.sim.workload.requests import make_requests
 

@@ -10,22 +10,23 @@ from pdvsim.sim.config import Experiment, Hardware, Server
 from pdvsim.sim.core import LOOKED_UP, Role
 from pdvsim.sim.engines import ENGINES
 from pdvsim.sim.engines.profiles import TABLES, engine_profile, padded, serving, tables_file
-from pdvsim.sim.hardware.composed import ComposedProfile
-from pdvsim.sim.hardware.contention import Sharing
-from pdvsim.sim.hardware.costs import CostModel
-from pdvsim.sim.hardware.host import HostTimes
-from pdvsim.sim.hardware.links import LINKS, SSD, Fabric, LinkSpec
-from pdvsim.sim.hardware.models import HEADS, gpu
-from pdvsim.sim.hardware.pace import read_pace
-from pdvsim.sim.hardware.profile import Profile, builtin, load, roofline
 from pdvsim.sim.machine.kv import KvCache, capacity_tokens, states_tokens, windows_of
 from pdvsim.sim.machine.prefix import BLOCK, Reuse
 from pdvsim.sim.machine.tiers import KvTier, KvTiers
+from pdvsim.sim.models.presets import HEADS
+from pdvsim.sim.models.specs import ModelSpec, Pair
 from pdvsim.sim.policies import archs_where, policy_of
 from pdvsim.sim.policies.controllers import ByBatchSize, Controller, Feedback, Goodput
 from pdvsim.sim.policies.planner import Planner, RemoteDrafter, StepCosts
 from pdvsim.sim.policies.verification import AdaptiveVerification
-from pdvsim.sim.specs import ModelSpec, Pair
+from pdvsim.sim.prices.cards import gpu
+from pdvsim.sim.prices.composed import ComposedProfile
+from pdvsim.sim.prices.contention import Sharing
+from pdvsim.sim.prices.costs import CostModel
+from pdvsim.sim.prices.host import HostTimes
+from pdvsim.sim.prices.links import LINKS, SSD, Fabric, LinkSpec
+from pdvsim.sim.prices.pace import read_pace
+from pdvsim.sim.prices.profile import Profile, builtin, load, roofline
 from pdvsim.sim.workload.lookup import lookup_of
 
 

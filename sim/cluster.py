@@ -16,10 +16,6 @@ from pdvsim.sim.assembly import ServerParts, link_of, make_controller, models_of
 from pdvsim.sim.config import SHARDED, Experiment, Sides
 from pdvsim.sim.core import LOOKED_UP, Request
 from pdvsim.sim.engines import ENGINES
-from pdvsim.sim.hardware.contention import Sharing
-from pdvsim.sim.hardware.host import HostTimes, SimulatedHost, WatchedHost
-from pdvsim.sim.hardware.links import LINKS, Fabric
-from pdvsim.sim.hardware.profile import Profile
 from pdvsim.sim.machine.batch import Launch
 from pdvsim.sim.machine.clock import Clock
 from pdvsim.sim.machine.device import SimulatedGPU
@@ -27,12 +23,16 @@ from pdvsim.sim.machine.fastforward import FastForwardGPU
 from pdvsim.sim.machine.kv import KvCache, windows_of
 from pdvsim.sim.machine.node import Device, Node
 from pdvsim.sim.machine.ranks import RankGPU, RankGroup
+from pdvsim.sim.models.specs import ModelSpec
 from pdvsim.sim.policies import own_errors, policy_of
 from pdvsim.sim.policies.apart import DecodeEngine, Disaggregated, KvShipping, PrefillEngine
 from pdvsim.sim.policies.base import Context, Policy
 from pdvsim.sim.policies.gates import AllRanks
+from pdvsim.sim.prices.contention import Sharing
+from pdvsim.sim.prices.host import HostTimes, SimulatedHost, WatchedHost
+from pdvsim.sim.prices.links import LINKS, Fabric
+from pdvsim.sim.prices.profile import Profile
 from pdvsim.sim.records import Log
-from pdvsim.sim.specs import ModelSpec
 
 AnyPolicy = TypeVar("AnyPolicy", bound=Policy)
 UNEVEN = 64  # requests that a prefix-aware router lets one server have more than another, or half as many again

@@ -1,7 +1,7 @@
 """What an experiment is: frozen dataclasses that are also the command line. Flags are named as in `vllm bench serve`.
 
 Its parts stand with what they are about: traffic and acceptance in `workload.options`, the server in
-`policies.options`, hardware and host in `hardware.options`. They can be imported from here as well. Checks live in
+`policies.options`, hardware and host in `prices.options`. They can be imported from here as well. Checks live in
 `__post_init__`, so that a bad value is refused wherever it comes from, with one line that names it. The range of every
 number is in `limits`; in the parts, and here, is what values must be together.
 """
@@ -15,13 +15,13 @@ from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
 from pdvsim.sim.core import LOOKED_UP, Contention, Placement, Priority
-from pdvsim.sim.hardware.models import HEADS, CannotShard, is_config, shard, unquantised
-from pdvsim.sim.hardware.models import pair as named_pair
-from pdvsim.sim.hardware.options import RANKED, SHARDED, Hardware, Host
 from pdvsim.sim.limits import MAX_REQUESTS, Internal, Range, check, check_ranges, hints_of
+from pdvsim.sim.models.presets import HEADS, CannotShard, is_config, shard, unquantised
+from pdvsim.sim.models.presets import pair as named_pair
+from pdvsim.sim.models.specs import Pair
 from pdvsim.sim.policies import archs_where, base_arch, file_of, policy_of
 from pdvsim.sim.policies.options import ControllerName, KvPolicy, Server
-from pdvsim.sim.specs import Pair
+from pdvsim.sim.prices.options import RANKED, SHARDED, Hardware, Host
 from pdvsim.sim.workload.options import ACCEPTANCE_MODELS, BY_SEED, OPEN, TRACES, Acceptance, Dataset, Traffic
 
 __all__ = [

@@ -21,12 +21,12 @@ from typing import NamedTuple
 from pdvsim.sim.config import BY_SEED, DEFAULTS, TRACES, Experiment, Hardware, Scoring, Server, Traffic
 from pdvsim.sim.core import LOOKED_UP
 from pdvsim.sim.engines import ENGINES
-from pdvsim.sim.hardware.cards import NO_NVLINK
-from pdvsim.sim.hardware.models import gpu, pair, same_vocabulary
-from pdvsim.sim.hardware.names import Doubt, Note
 from pdvsim.sim.limits import flag_of
+from pdvsim.sim.models.names import Doubt, Note
+from pdvsim.sim.models.presets import pair, same_vocabulary
+from pdvsim.sim.models.specs import HeadSpec
 from pdvsim.sim.policies import ARCHS, archs_where, policy_of
-from pdvsim.sim.specs import HeadSpec
+from pdvsim.sim.prices.cards import NO_NVLINK, gpu
 from pdvsim.sim.workload.asked import usual_acceptance
 
 LEAST_MS = {"ttft": 5.0, "tpot": 1.0, "e2el": 50.0}  # service levels below these were meant in seconds

@@ -11,10 +11,10 @@ from pdvsim.sim.client import Client
 from pdvsim.sim.cluster import Cluster
 from pdvsim.sim.config import Experiment
 from pdvsim.sim.core import Request
-from pdvsim.sim.hardware.profile import Profile
 from pdvsim.sim.machine.clock import Clock
 from pdvsim.sim.metrics.summary import Tally
 from pdvsim.sim.policies import own_errors
+from pdvsim.sim.prices.profile import Profile
 from pdvsim.sim.records import Keeper, Log, Result
 from pdvsim.sim.relevance import refuse_idle
 from pdvsim.sim.workload.requests import Workload

@@ -22,8 +22,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from pdvsim.sim.config import Experiment, Hardware, Host, Traffic
-from pdvsim.sim.hardware.reach import NOTABLE_SHARE, SIZES
 from pdvsim.sim.policies import ARCHITECTURES, policy_of
+from pdvsim.sim.prices.reach import NOTABLE_SHARE, SIZES
 from pdvsim.sim.reading import error_text, read_json
 from pdvsim.sim.relevance import applicable
 
@@ -142,7 +142,7 @@ def errors_path(hardware: Hardware) -> Path | None:
         return Path(hardware.profile).with_suffix(".errors.json")
     if hardware.gpu.endswith(".toml"):
         return None
-    return Path(str(files("pdvsim.sim.hardware"))) / "data" / f"{hardware.gpu}.errors.json"
+    return Path(str(files("pdvsim.sim.prices"))) / "data" / f"{hardware.gpu}.errors.json"
 
 
 def errors_of(hardware: Hardware) -> Errors | None:

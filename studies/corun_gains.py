@@ -14,9 +14,9 @@ import numpy as np
 import pandas as pd
 
 from pdvsim.calibration.fit.corun import groups_of
-from pdvsim.sim.hardware.costs import CostModel
-from pdvsim.sim.hardware.models import model_or_shard
-from pdvsim.sim.hardware.profile import Profile, builtin
+from pdvsim.sim.models.presets import model_or_shard
+from pdvsim.sim.prices.costs import CostModel
+from pdvsim.sim.prices.profile import Profile, builtin
 
 EMPTY = 1 / 6
 WORK = ["model", "kind", "rows", "tokens", "steps", "context", "chunk_tokens", "chunk_start", "chunks"]

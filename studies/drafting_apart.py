@@ -17,9 +17,9 @@ from typing import Any
 
 from pdvsim.sim.assembly import covering_profile
 from pdvsim.sim.config import Acceptance, Arch, Experiment, Hardware, Server, Traffic
-from pdvsim.sim.hardware.links import LinkName
-from pdvsim.sim.hardware.profile import Profile
 from pdvsim.sim.metrics.summary import summarise
+from pdvsim.sim.prices.links import LinkName
+from pdvsim.sim.prices.profile import Profile
 from pdvsim.sim.relevance import applicable
 from pdvsim.sim.run import simulate
 from pdvsim.view.table import grid

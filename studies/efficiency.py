@@ -1,8 +1,8 @@
 """Fit how forward times follow from a GPU's peak rates and a model's sizes, and test the fit.
 
-`python studies/efficiency.py [FILE.json]` fits the efficiencies of `sim.hardware.transfer` to the H200's samples, and
+`python studies/efficiency.py [FILE.json]` fits the efficiencies of `sim.prices.transfer` to the H200's samples, and
 prints the errors on each model when it is left out of the fit. Dense models of 16 bits give all figures but two, which
-mixtures of experts and 8-bit models add. With a file it also writes the efficiencies: sim/hardware/data/transfer.json
+mixtures of experts and 8-bit models add. With a file it also writes the efficiencies: sim/prices/data/transfer.json
 is such a file.
 """
 
@@ -23,9 +23,10 @@ from pdvsim.calibration.fit.points import Floats, medians, price_s, tokens_of
 from pdvsim.common.files import write_whole
 from pdvsim.profiler.samples import Samples, load
 from pdvsim.realrun.engine.buckets import CHUNK_BUCKETS, ROW_BUCKETS, SMALL_BYTES, SMALL_TOKENS
-from pdvsim.sim.hardware.costs import CostModel
-from pdvsim.sim.hardware.forward import ForwardTerms
-from pdvsim.sim.hardware.transfer import (
+from pdvsim.sim.models.specs import GpuSpec, HeadSpec, ModelSpec
+from pdvsim.sim.prices.costs import CostModel
+from pdvsim.sim.prices.forward import ForwardTerms
+from pdvsim.sim.prices.transfer import (
     COMPUTE_TOKENS,
     Coefficients,
     EngineLimits,
@@ -33,7 +34,6 @@ from pdvsim.sim.hardware.transfer import (
     Transfer,
     document,
 )
-from pdvsim.sim.specs import GpuSpec, HeadSpec, ModelSpec
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -27,7 +27,7 @@ from pdvsim.realrun.engine.engine import Engine
 from pdvsim.realrun.engine.graphs import GraphLane, PromptChunk
 from pdvsim.realrun.engine.head import Head
 from pdvsim.realrun.engine.model import Transformer
-from pdvsim.sim.specs import ModelSpec
+from pdvsim.sim.models.specs import ModelSpec
 
 DEVICE = torch.device("cuda")
 

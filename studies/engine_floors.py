@@ -22,7 +22,7 @@ from pdvsim.realrun.engine.cache import HEADROOM, PAGE, Sequences
 from pdvsim.realrun.engine.engine import Engine
 from pdvsim.realrun.engine.graphs import GraphLane, PromptChunk, Ticket
 from pdvsim.realrun.engine.model import Transformer
-from pdvsim.sim.specs import ModelSpec
+from pdvsim.sim.models.specs import ModelSpec
 
 MODELS = ("tinyllama-1.1b", "llama-2-7b")
 ROWS, CONTEXTS, REPEATS = (1, 8, 32, 64), (512, 1500), 25

@@ -22,8 +22,8 @@ from pdvsim.bench.pool import parallel_map
 from pdvsim.calibration.validate.servers import SiliconRow, not_simulated, read_rows
 from pdvsim.calibration.validate.silicon import Prediction, predict
 from pdvsim.sim.engines.profiles import engine_profile
-from pdvsim.sim.hardware.parts import ModelKernels, expert_kind, product_kind
-from pdvsim.sim.hardware.steps import EngineStep
+from pdvsim.sim.prices.parts import ModelKernels, expert_kind, product_kind
+from pdvsim.sim.prices.steps import EngineStep
 
 NAMES = ("step_s", "row_s", "layer_s", "kernels", "prompts", "reduces", "quantised_s", "experts", "expert_prompts")
 LEAST = (0.0, 0.0, 0.0, 0.8, 0.7, 0.3, -12e-6, 0.7, 0.6)

@@ -4,7 +4,7 @@ An engine's step is our target's forward plus the engine's own cost: a fixed par
 verified token. Both are fitted to at most two of its figures; all others are predicted. Acceptance is the source's own
 where it is given, else the recorded one of the same data set (`sim/workload/data/acceptance.json`).
 
-Targets on several GPUs are sharded, with all-reduces as published (`sim/hardware/collectives`).
+Targets on several GPUs are sharded, with all-reduces as published (`sim/prices/collectives`).
 
 Mixtures of experts and 8-bit weights: `studies/experts.py`. Not modelled: drafts that are trees.
 """
@@ -18,11 +18,11 @@ from functools import cache
 import numpy as np
 from numpy.typing import NDArray
 
-from pdvsim.sim.hardware.costs import CostModel
-from pdvsim.sim.hardware.links import LINKS
-from pdvsim.sim.hardware.models import MODELS, PRESETS, shard
-from pdvsim.sim.hardware.profile import builtin
-from pdvsim.sim.specs import ModelSpec, Pair
+from pdvsim.sim.models.presets import MODELS, PRESETS, shard
+from pdvsim.sim.models.specs import ModelSpec, Pair
+from pdvsim.sim.prices.costs import CostModel
+from pdvsim.sim.prices.links import LINKS
+from pdvsim.sim.prices.profile import builtin
 from pdvsim.sim.workload.acceptance import measured
 from pdvsim.view.table import cell, grid
 

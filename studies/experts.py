@@ -16,9 +16,9 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from pdvsim.sim.hardware.models import PRESETS, drafter, quantised
-from pdvsim.sim.layers import Experts, Latent
-from pdvsim.sim.specs import HeadKind, ModelSpec
+from pdvsim.sim.models.layers import Experts, Latent
+from pdvsim.sim.models.presets import PRESETS, drafter, quantised
+from pdvsim.sim.models.specs import HeadKind, ModelSpec
 from studies.engines import (
     CONTEXT,
     EngineCell,

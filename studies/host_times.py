@@ -12,8 +12,8 @@ import numpy as np
 
 from pdvsim.calibration.fit.gaps import join_s, read_gaps
 from pdvsim.calibration.validate.served import SHIPPED, read_runs
-from pdvsim.sim.hardware.pace import pace_in
-from pdvsim.sim.hardware.profile import builtin
+from pdvsim.sim.prices.pace import pace_in
+from pdvsim.sim.prices.profile import builtin
 
 DATA = Path(__file__).parents[1] / "calibration" / "data" / "h200"
 FEWEST = 50  # gaps of a run

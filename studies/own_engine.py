@@ -20,8 +20,9 @@ from pdvsim.calibration.fit.engine import calibrate_engine, read_bench, read_log
 from pdvsim.calibration.fit.points import middle
 from pdvsim.calibration.validate.served import read_runs
 from pdvsim.common.files import write_whole
-from pdvsim.sim.hardware.models import gpu, pair
 from pdvsim.sim.metrics.summary import summarise
+from pdvsim.sim.models.presets import pair
+from pdvsim.sim.prices.cards import gpu
 from pdvsim.sim.run import simulate
 
 KEPT = Path(__file__).parents[1] / "calibration/data/h200/own-engine"

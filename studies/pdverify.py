@@ -34,8 +34,8 @@ from pdvsim.published.three_way import (
 )
 from pdvsim.published.three_way import OUTPUT_TOKENS as THREE_WAY_TOKENS
 from pdvsim.sim.config import Acceptance, Arch, Experiment, Scoring, Server, Traffic
-from pdvsim.sim.hardware.models import pair
 from pdvsim.sim.metrics.summary import summarise
+from pdvsim.sim.models.presets import pair
 from pdvsim.sim.run import simulate
 from pdvsim.sim.workload.requests import make_requests
 from pdvsim.view.table import cell, rows_table

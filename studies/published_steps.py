@@ -11,10 +11,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
-from pdvsim.sim.hardware.costs import CostModel
-from pdvsim.sim.hardware.models import MODELS
-from pdvsim.sim.hardware.profile import builtin
-from pdvsim.sim.specs import ModelSpec, Pair
+from pdvsim.sim.models.presets import MODELS
+from pdvsim.sim.models.specs import ModelSpec, Pair
+from pdvsim.sim.prices.costs import CostModel
+from pdvsim.sim.prices.profile import builtin
 
 # two matrices of 5120 x 20480 per layer have as many weights as three of this width
 OPT_13B = ModelSpec("opt-13b", "llama", 40, 5120, 20480 * 2 // 3, 40, 40, 128, 50272, tied_embeddings=True)

@@ -20,7 +20,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 import test_docs as docs
 
-from pdvsim.sim.hardware.models import PRESETS
+from pdvsim.sim.models.presets import PRESETS
 
 MODEL = re.compile("|".join(map(re.escape, sorted(PRESETS, key=len, reverse=True))))
 

@@ -34,10 +34,10 @@ from pdvsim.cli import command_class
 from pdvsim.common.files import SEAL, sealed
 from pdvsim.common.options import options
 from pdvsim.profiler import parts, samples
-from pdvsim.sim.hardware.cards import card_file
-from pdvsim.sim.hardware.models import model_or_config
-from pdvsim.sim.hardware.profile import builtin
-from pdvsim.sim.hardware.profile import load as load_profile
+from pdvsim.sim.models.presets import model_or_config
+from pdvsim.sim.prices.cards import card_file
+from pdvsim.sim.prices.profile import builtin
+from pdvsim.sim.prices.profile import load as load_profile
 from pdvsim.sim.workload import acceptance, counters, datasets
 from pdvsim.sim.workload.own import read_own, read_requests
 from pdvsim.view.report import page

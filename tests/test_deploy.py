@@ -20,8 +20,8 @@ from pdvsim.decide.draft_lengths import find_table
 from pdvsim.decide.draft_table import DraftQuestion, DraftTable, of_table
 from pdvsim.decide.served import Block, Deployment
 from pdvsim.sim.config import Acceptance, Experiment, Hardware, Server, Traffic
-from pdvsim.sim.hardware.models import PRESETS, drafter_kind
-from pdvsim.sim.hardware.names import CHECKPOINTS
+from pdvsim.sim.models.names import CHECKPOINTS
+from pdvsim.sim.models.presets import PRESETS, drafter_kind
 from pdvsim.sim.policies import ARCHS, policy_of
 
 # as in the documentation and source of vLLM 0.27.1, SGLang 0.5.18 and TensorRT-LLM 1.4.0rc1

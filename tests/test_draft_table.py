@@ -28,11 +28,11 @@ from pdvsim.decide.runs import Bench, replications
 from pdvsim.decide.speeds import Speeds
 from pdvsim.sim.config import Acceptance, Experiment, Hardware, Server, Traffic
 from pdvsim.sim.engines.vllm import VLLM
-from pdvsim.sim.hardware.models import gpu
-from pdvsim.sim.hardware.profile import builtin, roofline
 from pdvsim.sim.machine.batch import Batch
 from pdvsim.sim.metrics.steady import FILL, LEAST_LOOP
 from pdvsim.sim.policies.controllers import ByBatchSize
+from pdvsim.sim.prices.cards import gpu
+from pdvsim.sim.prices.profile import builtin, roofline
 from pdvsim.sim.run import simulate
 
 PAIRS = ("tinyllama-1.1b:llama-2-7b", "llama-3.2-1b:llama-3.1-8b", "gemma-2b:gemma-7b")

@@ -26,8 +26,8 @@ from numpy.typing import NDArray
 from pdvsim.calibration.validate.bench import BenchedLoad
 from pdvsim.sim.assembly import covering_profile
 from pdvsim.sim.config import Experiment
-from pdvsim.sim.hardware.pace import LEAST, MOST, MOST_HOST_S, MOST_STEP_S
-from pdvsim.sim.hardware.profile import Profile
+from pdvsim.sim.prices.pace import LEAST, MOST, MOST_HOST_S, MOST_STEP_S
+from pdvsim.sim.prices.profile import Profile
 
 Floats = NDArray[np.float64]
 

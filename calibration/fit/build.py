@@ -17,11 +17,11 @@ from pdvsim.calibration.fit.power import PowerCalibration, at_full_clock, fit_po
 from pdvsim.calibration.fit.service import WarmUp, in_service
 from pdvsim.common.files import write_whole
 from pdvsim.realrun.engine.buckets import CHUNK_BUCKETS, PROGRAMS_PER_SM, ROW_BUCKETS, SMALL_BYTES, SMALL_TOKENS
-from pdvsim.sim.hardware.costs import CostModel
-from pdvsim.sim.hardware.forward import ForwardTerms
-from pdvsim.sim.hardware.power import Power
-from pdvsim.sim.hardware.profile import SCHEMA, ContentionFit, HostCost, Profile
-from pdvsim.sim.specs import GpuSpec, ModelSpec
+from pdvsim.sim.models.specs import GpuSpec, ModelSpec
+from pdvsim.sim.prices.costs import CostModel
+from pdvsim.sim.prices.forward import ForwardTerms
+from pdvsim.sim.prices.power import Power
+from pdvsim.sim.prices.profile import SCHEMA, ContentionFit, HostCost, Profile
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -225,5 +225,5 @@ def power_errors(heated: PowerCalibration) -> dict[str, Any]:
 
 
 def save(profile: Profile, path: str | Path) -> None:
-    """Write a profile as JSON that `pdvsim.sim.hardware.profile.load` reads."""
+    """Write a profile as JSON that `pdvsim.sim.prices.profile.load` reads."""
     write_whole(Path(path), (json.dumps(profile.document(), indent=1) + "\n").encode())

@@ -24,11 +24,11 @@ from pdvsim.bench.pool import parallel_map
 from pdvsim.calibration.fit.pairs import LEAST_RATE, Group, Member, Pairs, Prompt, Ratios, each_of
 from pdvsim.calibration.fit.points import Floats
 from pdvsim.profiler import overlap
-from pdvsim.sim.hardware.contention import Sharing
-from pdvsim.sim.hardware.costs import CostModel
-from pdvsim.sim.hardware.power import Power, PowerFit
-from pdvsim.sim.hardware.profile import ContentionFit
-from pdvsim.sim.specs import GpuSpec
+from pdvsim.sim.models.specs import GpuSpec
+from pdvsim.sim.prices.contention import Sharing
+from pdvsim.sim.prices.costs import CostModel
+from pdvsim.sim.prices.power import Power, PowerFit
+from pdvsim.sim.prices.profile import ContentionFit
 
 if TYPE_CHECKING:
     import pandas as pd

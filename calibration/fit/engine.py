@@ -24,11 +24,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pdvsim.calibration.fit.points import Floats, middle
-from pdvsim.sim.hardware.forward import ForwardTerms
-from pdvsim.sim.hardware.profile import SCHEMA, HostCost, Profile
-from pdvsim.sim.hardware.reach import Reach
+from pdvsim.sim.models.specs import GpuSpec, Pair
+from pdvsim.sim.prices.forward import ForwardTerms
+from pdvsim.sim.prices.profile import SCHEMA, HostCost, Profile
+from pdvsim.sim.prices.reach import Reach
 from pdvsim.sim.reading import check_file, error_text, quoted
-from pdvsim.sim.specs import GpuSpec, Pair
 from pdvsim.sim.workload.own import bench_document
 
 STEP = re.compile(

@@ -24,9 +24,9 @@ from numpy.typing import NDArray
 
 from pdvsim.calibration.fit.points import Floats, price_s, tokens_of
 from pdvsim.realrun.engine.buckets import query_tile
-from pdvsim.sim.hardware.costs import CostModel
-from pdvsim.sim.hardware.forward import PROMPT_QUERIES, ForwardTerms, large_products_s
-from pdvsim.sim.specs import GpuSpec, ModelSpec
+from pdvsim.sim.models.specs import GpuSpec, ModelSpec
+from pdvsim.sim.prices.costs import CostModel
+from pdvsim.sim.prices.forward import PROMPT_QUERIES, ForwardTerms, large_products_s
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -16,9 +16,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pdvsim.calibration.fit.points import Floats
-from pdvsim.sim.hardware.costs import Load
-from pdvsim.sim.hardware.power import Draw
-from pdvsim.sim.hardware.profile import ContentionFit
+from pdvsim.sim.prices.costs import Load
+from pdvsim.sim.prices.power import Draw
+from pdvsim.sim.prices.profile import ContentionFit
 
 LEAST_RATE = 1e-3
 FIGURES = (

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pdvsim.sim.hardware.costs import AffineCost, CostModel
-from pdvsim.sim.hardware.reach import Reach
+from pdvsim.sim.prices.costs import AffineCost, CostModel
+from pdvsim.sim.prices.reach import Reach
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from pdvsim.calibration.fit.points import Floats, price
-from pdvsim.sim.hardware.costs import CostModel, Price
-from pdvsim.sim.hardware.power import Draw, Power, PowerFit
-from pdvsim.sim.specs import GpuSpec
+from pdvsim.sim.models.specs import GpuSpec
+from pdvsim.sim.prices.costs import CostModel, Price
+from pdvsim.sim.prices.power import Draw, Power, PowerFit
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -15,11 +15,11 @@ from statistics import median
 from typing import Any
 
 from pdvsim.calibration.validate.served import read_runs
-from pdvsim.sim.hardware.models import pair
-from pdvsim.sim.hardware.pace import Pace, pace_in
-from pdvsim.sim.hardware.profile import Profile
+from pdvsim.sim.models.presets import pair
+from pdvsim.sim.models.specs import Pair
+from pdvsim.sim.prices.pace import Pace, pace_in
+from pdvsim.sim.prices.profile import Profile
 from pdvsim.sim.reading import read_json
-from pdvsim.sim.specs import Pair
 
 WarmUp = tuple[Pair, Pace]
 

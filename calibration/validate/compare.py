@@ -28,9 +28,9 @@ from pdvsim.calibration.fit.points import middle
 from pdvsim.calibration.validate.served import FAMILIES, METRICS, ServedRun
 from pdvsim.sim.assembly import covering_profile
 from pdvsim.sim.config import Contention, Experiment
-from pdvsim.sim.hardware.pace import Pace, pace_in
-from pdvsim.sim.hardware.reach import NOTABLE_SHARE
 from pdvsim.sim.metrics.summary import summarise
+from pdvsim.sim.prices.pace import Pace, pace_in
+from pdvsim.sim.prices.reach import NOTABLE_SHARE
 from pdvsim.sim.relevance import applicable
 from pdvsim.sim.run import simulate
 from pdvsim.sim.trust import LONG_PROMPT_TOKENS, Bars, Known, Loading, groups, load_kind, traits

@@ -22,15 +22,15 @@ from pdvsim.common.files import SEAL, digest, unbroken, whole, write_whole
 from pdvsim.realrun.machine import as_served
 from pdvsim.sim.config import Experiment
 from pdvsim.sim.core import KINDS, Role
-from pdvsim.sim.hardware.costs import CostModel
-from pdvsim.sim.hardware.models import pair as named_pair
-from pdvsim.sim.hardware.profile import Profile
 from pdvsim.sim.metrics.launches import busy_share
 from pdvsim.sim.metrics.summary import frames
+from pdvsim.sim.models.presets import pair as named_pair
+from pdvsim.sim.models.specs import ModelSpec
+from pdvsim.sim.prices.costs import CostModel
+from pdvsim.sim.prices.profile import Profile
 from pdvsim.sim.reading import error_text, read_json, read_table
 from pdvsim.sim.records import LANES, ROLES, Table
 from pdvsim.sim.run import simulate
-from pdvsim.sim.specs import ModelSpec
 
 if TYPE_CHECKING:
     import pandas as pd

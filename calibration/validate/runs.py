@@ -19,8 +19,8 @@ from pdvsim.common.commandline import command_line
 from pdvsim.realrun.machine import Machine
 from pdvsim.sim.config import Experiment, Server
 from pdvsim.sim.core import Request
-from pdvsim.sim.hardware.models import drafter_kind
 from pdvsim.sim.metrics.summary import summarise
+from pdvsim.sim.models.presets import drafter_kind
 from pdvsim.sim.records import Result
 from pdvsim.sim.workload.requests import make_requests
 

@@ -25,7 +25,7 @@ from typing import Any, Literal
 from pdvsim.sim.assembly import covering_profile
 from pdvsim.sim.config import Experiment, Hardware, Server, Traffic
 from pdvsim.sim.core import ServingEngine
-from pdvsim.sim.layers import All2All
+from pdvsim.sim.models.layers import All2All
 
 FOLDER = Path(str(files("pdvsim.calibration"))) / "data" / "silicon"
 HELD_OUT = 3  # one row in this number

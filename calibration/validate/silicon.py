@@ -19,7 +19,7 @@ import numpy as np
 
 from pdvsim.calibration.validate.servers import FOLDER, ROUNDS, SiliconRow
 from pdvsim.sim.engines.profiles import engine_profile
-from pdvsim.sim.hardware.shapes import Floats
+from pdvsim.sim.prices.shapes import Floats
 from pdvsim.sim.run import simulate
 
 LARGE = {"expert-parallel": "expert or data parallelism", "apart": "prefill apart"}

@@ -34,13 +34,13 @@ from scipy.optimize import brentq
 from pdvsim.sim.config import Acceptance, Experiment, Hardware, Server, Traffic
 from pdvsim.sim.core import ServingEngine
 from pdvsim.sim.engines.profiles import engine_profile, serving
-from pdvsim.sim.hardware.models import HEADS
-from pdvsim.sim.hardware.profile import Profile
 from pdvsim.sim.limits import MAX_DRAFT
 from pdvsim.sim.metrics.summary import summarise
+from pdvsim.sim.models.presets import HEADS
+from pdvsim.sim.models.specs import Pair
+from pdvsim.sim.prices.profile import Profile
 from pdvsim.sim.relevance import applicable
 from pdvsim.sim.run import simulate
-from pdvsim.sim.specs import Pair
 
 DATA = Path(str(files("pdvsim.calibration"))) / "data"
 # Mean tokens in and out: four from SpecDecode-Bench's traces; thinking from AngelSlim's issue; those of Apertus from

@@ -19,9 +19,9 @@ from typing import Any
 
 from pdvsim.sim.assembly import ServerParts
 from pdvsim.sim.config import Experiment, Hardware
-from pdvsim.sim.hardware.pace import read_pace
 from pdvsim.sim.metrics.summary import summarise
 from pdvsim.sim.policies import ARCHITECTURES
+from pdvsim.sim.prices.pace import read_pace
 from pdvsim.sim.records import Result
 from pdvsim.sim.run import simulate
 from pdvsim.sim.trust import THROUGHPUTS, Errors, Known, errors_of, groups, traits, unvalidated

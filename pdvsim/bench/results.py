@@ -17,8 +17,8 @@ from pdvsim.bench.resultfiles import Records, read_records
 from pdvsim.bench.sources import KEYS, Source, known_profile, read_run, read_sweep
 from pdvsim.bench.stats import headline
 from pdvsim.sim.config import RANKED
-from pdvsim.sim.hardware.models import GPUS
-from pdvsim.sim.hardware.profile import builtin
+from pdvsim.sim.prices.cards import GPUS
+from pdvsim.sim.prices.profile import builtin
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -15,10 +15,10 @@ from pdvsim.bench.rows import ROWS, Rows
 from pdvsim.bench.sweep import flatten
 from pdvsim.common.files import digest
 from pdvsim.sim.engines.profiles import TABLES, engine_profile, tables_file
-from pdvsim.sim.hardware.kernels import shipped_tables
-from pdvsim.sim.hardware.models import GPUS
-from pdvsim.sim.hardware.profile import Profile, builtin, roofline
-from pdvsim.sim.hardware.profile import load as load_profile
+from pdvsim.sim.prices.cards import GPUS
+from pdvsim.sim.prices.kernels import shipped_tables
+from pdvsim.sim.prices.profile import Profile, builtin, roofline
+from pdvsim.sim.prices.profile import load as load_profile
 from pdvsim.sim.reading import printable, quoted
 
 if TYPE_CHECKING:

@@ -21,8 +21,8 @@ from pdvsim.decide.question import Question
 from pdvsim.decide.runs import Bench, load_axis
 from pdvsim.sim.assembly import ServerParts
 from pdvsim.sim.config import SHARDED, Arch, Experiment, Server, Traffic
-from pdvsim.sim.hardware.models import can_load
 from pdvsim.sim.limits import Budget, GpuHourUsd, Gpus, Redefined, RequestRate, Requests
+from pdvsim.sim.models.presets import can_load
 from pdvsim.sim.policies import USUAL_ARCHS
 
 MOST_GPUS = 64  # of a fleet, if no limit is given
@@ -49,7 +49,7 @@ class AdviseOptions(DecisionOptions):
     def archs(self) -> tuple[Arch, ...]:
         """The architectures that are named, else the default for the number of GPUs."""
         several = self.gpus is not None and self.gpus > 1 and not self._sized
-        return FLEET_ARCHS if several and self.arch == USUAL_ARCHS else self.arch
+        return FLEET_ARCHS if several and self.arch == USUAL_ARCHS else super().archs
 
     @property
     def _sized(self) -> bool:

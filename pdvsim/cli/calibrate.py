@@ -12,8 +12,9 @@ from pdvsim.common.files import write_all
 from pdvsim.common.progress import Progress
 from pdvsim.sim.config import Hardware, Server
 from pdvsim.sim.core import ServingEngine
-from pdvsim.sim.hardware.models import gpu, pair
 from pdvsim.sim.limits import Paths, Placed, Shards, Tokens, check_ranges
+from pdvsim.sim.models.presets import pair
+from pdvsim.sim.prices.cards import gpu
 from pdvsim.view.table import cell, grid, percent_cell
 
 if TYPE_CHECKING:

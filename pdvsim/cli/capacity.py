@@ -38,11 +38,11 @@ class CapacityOptions(DecisionOptions):
     def question(self) -> Plan:
         """The searches these options describe; a ValueError names what is wrong."""
         traffic = self.asked_traffic(replays=self.replays())
-        arch = self.arch[0] if self.arch else Experiment.arch
+        arch = self.archs[0] if self.archs else Experiment.arch
         base = self.experiment(arch, traffic)
         goal = Goal("throughput", self.scoring.goodput, self.attainment)
-        space = self.space(self.arch) if self.arch else None
-        return Plan(base, self.arch, self.num_runs, goal, self.tolerance, space, least=self.num_prompts or LEAST)
+        space = self.space(self.archs) if self.archs else None
+        return Plan(base, self.archs, self.num_runs, goal, self.tolerance, space, least=self.num_prompts or LEAST)
 
     def expected_runs(self, plan: Plan) -> int:
         """Estimated simulations; warns before runs that are long or too few."""

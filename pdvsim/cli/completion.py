@@ -7,8 +7,9 @@ from pathlib import Path
 
 from pdvsim.cli import COMMANDS, command_class
 from pdvsim.common.options import options
-from pdvsim.sim.hardware.models import GPUS, PRESETS, same_vocabulary
+from pdvsim.sim.models.presets import PRESETS, same_vocabulary
 from pdvsim.sim.policies import ARCHS
+from pdvsim.sim.prices.cards import GPUS
 
 BASH = """\
 _pdvsim() {

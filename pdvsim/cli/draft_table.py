@@ -18,8 +18,8 @@ from pdvsim.decide.runs import Bench
 from pdvsim.decide.space import LENGTHS, LONG_LENGTHS
 from pdvsim.sim.config import Scoring
 from pdvsim.sim.core import ServingEngine
-from pdvsim.sim.hardware.kernels import shipped_tables
 from pdvsim.sim.limits import BatchLimit, DraftLength, Jobs, LeastDraft, NumRuns, PartialShare, Redefined
+from pdvsim.sim.prices.kernels import shipped_tables
 
 PREDICTED: dict[EngineName, ServingEngine] = {"vllm": "vllm", "sglang": "sglang", "tensorrt-llm": "trtllm"}
 

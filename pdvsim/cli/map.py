@@ -18,11 +18,11 @@ from pdvsim.decide.runs import Bench, without_band
 from pdvsim.decide.tune import most_runs
 from pdvsim.decide.winners import WinnerMap, draw_map
 from pdvsim.sim.config import Acceptance, Arch, Experiment
-from pdvsim.sim.hardware.cards import GPUS
-from pdvsim.sim.hardware.models import pair_name
-from pdvsim.sim.hardware.names import card_name
 from pdvsim.sim.limits import Gpus, RequestRate, Requests, Share
+from pdvsim.sim.models.names import card_name
+from pdvsim.sim.models.presets import pair_name
 from pdvsim.sim.policies import USUAL_ARCHS
+from pdvsim.sim.prices.cards import GPUS
 from pdvsim.sim.relevance import applicable
 from pdvsim.sim.workload.asked import usual_acceptance
 
@@ -58,7 +58,7 @@ class MapOptions(DecisionOptions):
     @property
     def archs(self) -> tuple[Arch, ...]:
         """The architectures that are named, else the default for the number of GPUs."""
-        return FLEET_ARCHS if self.gpus > 1 and self.arch == USUAL_ARCHS else self.arch
+        return FLEET_ARCHS if self.gpus > 1 and self.arch == USUAL_ARCHS else super().archs
 
     def rates(self) -> tuple[float, ...]:
         """Request rates; default for a replayed trace: around its own rate, to three digits."""

@@ -12,8 +12,9 @@ from pdvsim.common.commandline import flags_of
 from pdvsim.common.console import say
 from pdvsim.common.progress import Progress
 from pdvsim.profiler.options import Options
-from pdvsim.sim.hardware.links import NVLINK5_CARDS, nvlink_of
-from pdvsim.sim.hardware.models import GPUS, PRESETS, model_or_shard, pair
+from pdvsim.sim.models.presets import PRESETS, model_or_shard, pair
+from pdvsim.sim.prices.cards import GPUS
+from pdvsim.sim.prices.links import NVLINK5_CARDS, nvlink_of
 
 if TYPE_CHECKING:
     from pdvsim.profiler.samples import Samples
@@ -93,8 +94,8 @@ def _show_profiles(json: bool) -> int:
     """List the GPUs, models and profiles included in pdvsim; returns the exit code."""
     from pdvsim.bench import output
     from pdvsim.sim.engines.profiles import engine_profile
-    from pdvsim.sim.hardware.kernels import shipped_tables
-    from pdvsim.sim.hardware.profile import builtin
+    from pdvsim.sim.prices.kernels import shipped_tables
+    from pdvsim.sim.prices.profile import builtin
     from pdvsim.view.comparison import profiles_table
 
     profiles = [(name, "pdvsim", builtin(name)) for name in GPUS]

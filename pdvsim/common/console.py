@@ -23,7 +23,7 @@ from typing import Any
 
 from pdvsim.common.files import write_whole
 from pdvsim.common.version import __version__
-from pdvsim.sim.hardware.names import Doubt, Note
+from pdvsim.sim.models.names import Doubt, Note
 from pdvsim.sim.reading import printable
 
 INTERNAL = 70  # EX_SOFTWARE of sysexits.h

@@ -38,7 +38,7 @@ COARSE_SHARE = 0.25  # of what a run measures, for tuning
 OPEN = 0.95  # of what a saturated server delivers, where a search starts
 FIRST_GUESS = 0.75  # time in service, relative to that of a saturated server
 PILOTS = 2  # seeds searched first, if there is one architecture: both cores are busy
-ROUNDS = 3  # searches in longer and longer runs
+ROUNDS = 2  # searches: a first look, and one in runs as long as it showed to be needed
 LOOK = 0.1  # the first look, in shorter runs, ends within this logarithm of the rate
 REACH = math.log(500)  # search range around the starting rate; below it requests hardly overlap
 ROOMY = 1.5  # head-room at a rate that is held, from which its levels do not limit it
@@ -133,8 +133,9 @@ class _Searches:
     def _again(self, edge: Edge) -> Bracketing:
         """A search that continues from an edge that is about known."""
         known = edge.slope / math.log1p(self.tolerance) if edge.slope > 0 and edge.root > edge.low else 0.0
-        start = edge.root if holds(edge) else edge.high
-        return search(self._rate(start), self.tolerance, self.tolerance, known)
+        if not holds(edge):  # the lowest rate again
+            return find_edge(edge.high, Ends(edge.low, edge.high + 1), far=0)
+        return search(self._rate(edge.root), self.tolerance, self.tolerance, known)
 
     @property
     def _level_s(self) -> float:
@@ -189,11 +190,10 @@ class _Searches:
     def _experiment(self, case: Case, place: float) -> Experiment:
         return self.plan.experiment(case, self._rate(place))
 
-    def _deciding(self, edge: Edge) -> Iterator[int]:
-        """The places whose runs must be long enough."""
-        place = nearest(edge)
-        if edge.tried[place] > -FAR_OFF or self.plan.starts_cold:
-            yield place
+    def _deciding(self, edge: Edge) -> list[int]:
+        """The places whose runs must be long enough: the highest that is held; with cold caches also the next."""
+        held = sorted(place for place, margin in edge.tried.items() if margin > 0)[-1:]
+        return [*held, *([edge.high] if self.plan.starts_cold and edge.high in edge.tried else [])]
 
     def _tuned(self, space: Space, rates: dict[Arch, float]) -> dict[Arch, float]:
         """Tune each architecture just beyond the rate that it holds, which is returned.
@@ -206,7 +206,7 @@ class _Searches:
         guesses = {arch: with_best_length(at, space.draft_lengths).server for arch, at in placed.items()}
         coarse = _Searches(replace(plan, servers=guesses, share=COARSE_SHARE), self.bench, COARSE)
         coarse._search({(arch, seed): search(rate, WIDE, COARSE) for arch, rate in rates.items()}, shorter=True)
-        servers = {}
+        servers: dict[Arch, Server] = {}
         for objective in ("headroom", "throughput"):
             mine = [case for case in coarse.edges if coarse._queues(case) == (objective == "throughput")]
             places = [plan.experiment(case, BEYOND * coarse._rate(coarse.edges[case].root)) for case in mine]

@@ -6,7 +6,7 @@ from typing import Literal, NamedTuple, get_args
 
 from pdvsim.sim.engines import ENGINES as EVERY_ENGINE
 from pdvsim.sim.engines.idle import IDLE_DRAFTER as IDLE_DRAFTER
-from pdvsim.sim.hardware.options import Padding
+from pdvsim.sim.prices.options import Padding
 
 EngineName = Literal["vllm", "sglang", "tensorrt-llm"]
 

@@ -26,7 +26,7 @@ from pdvsim.decide.runs import Bench, at_acceptance
 from pdvsim.decide.speeds import Logs, Speeds
 from pdvsim.sim.assembly import ServerParts, covering_profile, models_of
 from pdvsim.sim.config import Experiment, Server
-from pdvsim.sim.hardware.profile import Profile
+from pdvsim.sim.prices.profile import Profile
 
 TRIED_SIZES = 16  # of a tier, at these rates
 SIZE_RATIO = 8

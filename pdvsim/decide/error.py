@@ -6,7 +6,7 @@ lead must exceed the 95th percentile, rounded up to a tenth of a percent. A prof
 H200's. Under service levels the error is that of the metric whose level binds.
 
 If forward times are predicted, a lead within their error bar is not significant either. On the profile of an engine the
-error of a lead is that of the ratio of two measured servers of one card, engine and model (`hardware.steps`): most of
+error of a lead is that of the ratio of two measured servers of one card, engine and model (`prices.steps`): most of
 the error of either is in both.
 """
 
@@ -18,7 +18,7 @@ from importlib.resources import files
 
 from pdvsim.sim.assembly import ServerParts, link_of, profile_of
 from pdvsim.sim.config import Experiment, Hardware
-from pdvsim.sim.hardware.composed import ComposedProfile
+from pdvsim.sim.prices.composed import ComposedProfile
 from pdvsim.sim.trust import errors_of
 
 PERCENTS = {"median": 50.0, "p90": 90.0, "p95": 95.0, "p99": 99.0}

@@ -27,7 +27,7 @@ from pdvsim.decide.report import gpus_text
 from pdvsim.sim.assembly import ServerParts
 from pdvsim.sim.config import RANKED, SHARDED, Acceptance, Arch, Experiment, Hardware
 from pdvsim.sim.core import DrafterKind
-from pdvsim.sim.hardware.models import CannotShard, can_load, drafted_by
+from pdvsim.sim.models.presets import CannotShard, can_load, drafted_by
 from pdvsim.sim.policies import archs_where, policy_of
 from pdvsim.sim.workload.asked import drafter_name, usual_acceptance
 from pdvsim.view.setting import acceptance_source

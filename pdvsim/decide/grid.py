@@ -12,8 +12,6 @@ from pdvsim.decide.race import check_seeds
 from pdvsim.decide.runs import at_acceptance, at_rate, replications
 from pdvsim.decide.space import Space
 from pdvsim.sim.config import Acceptance, Arch, Experiment
-from pdvsim.sim.hardware.models import GPUS
-from pdvsim.sim.hardware.models import pair as named_pair
 from pdvsim.sim.limits import (
     NumRuns,
     PartialShare,
@@ -24,6 +22,8 @@ from pdvsim.sim.limits import (
     check_points,
     check_ranges,
 )
+from pdvsim.sim.models.presets import pair as named_pair
+from pdvsim.sim.prices.cards import GPUS
 from pdvsim.sim.relevance import vet
 
 Axis = Literal["acceptance", "size", "card"]

@@ -14,7 +14,6 @@ from pdvsim.decide.race import LEAST_SEEDS
 from pdvsim.decide.report import plural
 from pdvsim.decide.space import ADAPTIVE, CONTROLLERS, LENGTHS, LONG_LENGTHS, Space
 from pdvsim.sim.config import Acceptance, Arch, ControllerName, Server, Traffic
-from pdvsim.sim.hardware.models import pair as named_pair
 from pdvsim.sim.limits import (
     BatchLimit,
     DraftLength,
@@ -27,8 +26,9 @@ from pdvsim.sim.limits import (
     Tokens,
 )
 from pdvsim.sim.metrics.steady import LEAST
-from pdvsim.sim.policies import USUAL_ARCHS
-from pdvsim.sim.specs import HeadSpec
+from pdvsim.sim.models.presets import pair as named_pair
+from pdvsim.sim.models.specs import HeadSpec
+from pdvsim.sim.policies import SERVED_ARCHS, USUAL_ARCHS
 from pdvsim.sim.workload.options import ALL, BY_SEED, OPEN
 from pdvsim.sim.workload.requests import Workload, trace_rate
 
@@ -80,7 +80,8 @@ class DecisionOptions(VariedOptions):
     without: ClassVar[tuple[str, ...]] = ("max_concurrency", "warmup_requests", "steady", "band", "detailed")
 
     arch: tuple[Arch, ...] = USUAL_ARCHS
-    """Serving architectures to compare."""
+    """Serving architectures to compare; default: autoregressive and colocated, and with pdvsim's own engine, the only
+    one that has lanes, pd and pdv."""
     attainment: LeastShare = ATTAINMENT
     """Share of the requests that must meet every --goodput level."""
     num_runs: NumRuns = 5
@@ -105,6 +106,13 @@ class DecisionOptions(VariedOptions):
     """What to optimise; default: headroom with --goodput, else e2el at a request rate and throughput otherwise."""
     indifference: PartialShare = 0.01
     """Relative leads below this are ignored, even if significant: the simpler choice is taken."""
+
+    @property
+    def archs(self) -> tuple[Arch, ...]:
+        """The architectures that are named, else those that the engine can serve on one GPU."""
+        if self.arch == USUAL_ARCHS and self.hardware.predicted_engine != "pdvsim":
+            return SERVED_ARCHS
+        return self.arch
 
     def replays(self, closed_loop: bool = False) -> bool:
         """Whether arrivals are the file's: as given, else if it has any and no option makes others."""

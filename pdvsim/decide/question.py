@@ -35,7 +35,8 @@ class Question:
     def __post_init__(self) -> None:
         check_seeds(self.num_runs)
         check_ranges(self)
-        vet(variant for start in self.space.starts(self.base) for variant in self.space.drafts(start))
+        space = self.space
+        vet(one for start in space.starts(self.base) for one in (*space.drafts(start), *space.varied(start)))
 
     def name(self, candidate: Experiment) -> str:
         """Name of the contender with these settings."""

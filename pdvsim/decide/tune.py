@@ -114,7 +114,7 @@ def tuned(
     far = FAR_CONTENDER if search.contenders else FAR
     _run(search, tried, bench)
     if "drafts" in search.space.steps():  # those that the formula gave too many drafts are not out yet
-        fewest = {key: search.space.fewest(mine[0]) for key, mine in tried.items() if _far(search, tried, key, FAR)}
+        fewest = {key: search.space.fewest(mine[0]) for key, mine in tried.items() if _far(search, tried, key, far)}
         _extend(search, tried, fewest, places, bench)
     for step in search.space.steps():
         near = [key for key in tried if not _far(search, tried, key, far)]

@@ -17,11 +17,11 @@ import numpy as np
 
 from pdvsim.live.station import StationState
 from pdvsim.sim.core import KINDS, Request
-from pdvsim.sim.hardware.reach import Reaches
 from pdvsim.sim.metrics.chunks import Chunks
 from pdvsim.sim.metrics.launches import LaunchTotals, rate
 from pdvsim.sim.metrics.sketch import Exact, Spread
 from pdvsim.sim.metrics.summary import in_time, times_of
+from pdvsim.sim.prices.reach import Reaches
 from pdvsim.sim.records import LANES, LAUNCH_DTYPES, Array, Columns, Launches, Log, Reader, request_columns, rows_of
 
 SLOT_S = 0.25

@@ -33,7 +33,7 @@ from pdvsim.published.three_way import (
     score_three_way,
     served,
 )
-from pdvsim.sim.hardware.models import pair
+from pdvsim.sim.models.presets import pair
 
 COMPARISON = "model_comparison"
 PAIRS = {

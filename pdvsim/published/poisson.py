@@ -32,7 +32,7 @@ from pdvsim.published.program import (
     legacy_arrivals,
 )
 from pdvsim.published.tables import POISSON_PAIRS, CalibratedModel, Key, Published, TableRow, tokens_and_rounds
-from pdvsim.sim.hardware.models import model
+from pdvsim.sim.models.presets import model
 
 Poisson = Literal["pd", "pdv-unified"]
 

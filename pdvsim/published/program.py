@@ -23,7 +23,7 @@ import simpy
 from numpy.typing import NDArray
 from simpy.events import Event
 
-from pdvsim.sim.specs import Pair
+from pdvsim.sim.models.specs import Pair
 
 Floats = NDArray[np.float64]
 Process = Generator[Event, Any, None]

@@ -39,7 +39,7 @@ from pdvsim.published.tables import (
     many_requests,
     tokens_and_rounds,
 )
-from pdvsim.sim.hardware.models import pair
+from pdvsim.sim.models.presets import pair
 
 ThreeWay = Literal["baseline", "pd", "pdv"]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from pdvsim.sim.hardware.models import drafter_kind
+from pdvsim.sim.models.presets import drafter_kind
 from pdvsim.sim.workload.acceptance import mean_tokens, measured
 from pdvsim.sim.workload.asked import GOLDEN, OTHER_MTP, PUBLISHED
 from pdvsim.sim.workload.options import ACCEPTANCE_MODELS, Acceptance

@@ -9,8 +9,8 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from pdvsim.sim.hardware.reach import NOTABLE_SHARE, SIZES
 from pdvsim.sim.metrics.summary import percentile_name
+from pdvsim.sim.prices.reach import NOTABLE_SHARE, SIZES
 from pdvsim.view.style import number_text
 from pdvsim.view.table import (
     BRACKETS,

@@ -16,9 +16,9 @@ from typing import Any, Literal
 
 import torch
 
-from pdvsim.sim.hardware.models import from_config as spec_from_config
-from pdvsim.sim.hardware.models import model, model_or_shard, read_config, unquantised
-from pdvsim.sim.specs import HeadSpec, ModelSpec
+from pdvsim.sim.models.presets import from_config as spec_from_config
+from pdvsim.sim.models.presets import model, model_or_shard, read_config, unquantised
+from pdvsim.sim.models.specs import HeadSpec, ModelSpec
 
 Activation = Literal["silu", "gelu_tanh"]
 

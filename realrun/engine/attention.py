@@ -22,7 +22,7 @@ from pdvsim.realrun.engine.batch import ForwardBatch
 from pdvsim.realrun.engine.buckets import PROGRAMS_PER_SM, query_tile
 from pdvsim.realrun.engine.cache import PAGE
 from pdvsim.realrun.engine.kernels import card, counters, overlapping, take_turn
-from pdvsim.sim.hardware.forward import cuts
+from pdvsim.sim.prices.forward import cuts
 
 ENTRY = 8  # figures of a program in the plan
 BLOCK = 64  # positions that a program reads per step, two or four pages; half as many of long heads

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from pdvsim.realrun.engine.arch import Activation
-from pdvsim.sim.layers import ALIKE
+from pdvsim.sim.models.layers import ALIKE
 
 MAX_ROW_TOKENS = 16  # new tokens per row the decode attention kernel packs
 BACK = ALIKE  # positions that pinned routing looks back; a token at a multiple of it takes new experts

@@ -21,7 +21,7 @@ from pdvsim.realrun.engine.cache import RING, KVCache, Sequences
 from pdvsim.realrun.engine.fp8 import plain
 from pdvsim.realrun.engine.model import Hidden, Transformer
 from pdvsim.realrun.engine.weights import Weights, random_weights
-from pdvsim.sim.specs import HeadSpec
+from pdvsim.sim.models.specs import HeadSpec
 
 
 def layers_read(spec: HeadSpec, layers: int) -> tuple[int, ...]:

@@ -16,10 +16,10 @@ from typing import Any, NamedTuple
 from pdvsim.sim.config import Experiment
 from pdvsim.sim.core import DrafterKind, ServingEngine
 from pdvsim.sim.engines.served import Block, Served, as_served, is_fp8
-from pdvsim.sim.hardware.links import NODE
-from pdvsim.sim.hardware.models import NVFP4, bits_of
-from pdvsim.sim.hardware.options import Hardware, Padding
-from pdvsim.sim.hardware.steps import EngineError, EngineStep, GraphSizes
+from pdvsim.sim.models.presets import NVFP4, bits_of
+from pdvsim.sim.prices.links import NODE
+from pdvsim.sim.prices.options import Hardware, Padding
+from pdvsim.sim.prices.steps import EngineError, EngineStep, GraphSizes
 
 SIDES = ("the engines that prefill", "the engines that decode")
 

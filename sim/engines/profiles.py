@@ -12,15 +12,15 @@ import numpy as np
 
 from pdvsim.sim.core import DrafterKind, ServingEngine
 from pdvsim.sim.engines import ENGINES
-from pdvsim.sim.hardware.cards import gpu
-from pdvsim.sim.hardware.composed import ComposedProfile
-from pdvsim.sim.hardware.kernels import KernelTables, read_tables, shipped_tables
-from pdvsim.sim.hardware.options import Padding
-from pdvsim.sim.hardware.profile import SCHEMA, HostCost, Profile, builtin
-from pdvsim.sim.hardware.shapes import packed, roofline, unpacked
-from pdvsim.sim.hardware.steps import EngineStep, GraphSizes
-from pdvsim.sim.hardware.transfer import shipped
-from pdvsim.sim.specs import GpuSpec
+from pdvsim.sim.models.specs import GpuSpec
+from pdvsim.sim.prices.cards import gpu
+from pdvsim.sim.prices.composed import ComposedProfile
+from pdvsim.sim.prices.kernels import KernelTables, read_tables, shipped_tables
+from pdvsim.sim.prices.options import Padding
+from pdvsim.sim.prices.profile import SCHEMA, HostCost, Profile, builtin
+from pdvsim.sim.prices.shapes import packed, roofline, unpacked
+from pdvsim.sim.prices.steps import EngineStep, GraphSizes
+from pdvsim.sim.prices.transfer import shipped
 
 MESSAGES = ("reduce", "nccl", "deepep", "deepep-nodes")
 SCALED_BAR = 0.15  # widens the errors where the tables are another card's

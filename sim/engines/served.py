@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import NamedTuple
 
 from pdvsim.sim.config import Experiment
-from pdvsim.sim.hardware.models import FP8, HEADS, bits_of, can_load, unquantised
-from pdvsim.sim.hardware.names import CHECKPOINTS
+from pdvsim.sim.models.names import CHECKPOINTS
+from pdvsim.sim.models.presets import FP8, HEADS, bits_of, can_load, unquantised
+from pdvsim.sim.models.specs import ModelSpec, Pair
 from pdvsim.sim.policies import ARCHITECTURES, policy_of
-from pdvsim.sim.specs import ModelSpec, Pair
 
 
 @dataclass(frozen=True)

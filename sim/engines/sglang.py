@@ -30,8 +30,8 @@ from pdvsim.sim.engines.base import (
     transfer_notes,
 )
 from pdvsim.sim.engines.served import Block, Served, checkpoint, drafter_checkpoint, is_fp8, unknown_head
-from pdvsim.sim.hardware.options import Hardware
-from pdvsim.sim.hardware.steps import EngineError, EngineStep, GraphSizes
+from pdvsim.sim.prices.options import Hardware
+from pdvsim.sim.prices.steps import EngineError, EngineStep, GraphSizes
 
 NEWEST = EngineStep(
     step_s=0.0012, row_s=1.74e-05, layer_s=3e-06, kernels=0.95, prompts=1.05, reduces=1.6, quantised_s=1.2e-05,

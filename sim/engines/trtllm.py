@@ -12,7 +12,7 @@ from dataclasses import replace
 
 from pdvsim.sim.engines.base import Era, InferenceEngine, line
 from pdvsim.sim.engines.served import Block, Served, checkpoint
-from pdvsim.sim.hardware.steps import EngineError, EngineStep, GraphSizes
+from pdvsim.sim.prices.steps import EngineError, EngineStep, GraphSizes
 
 NEWEST = EngineStep(
     step_s=0.0, row_s=4.62e-06, layer_s=3.87e-06, kernels=0.956, prompts=0.931, reduces=0.967,

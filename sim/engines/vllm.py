@@ -43,9 +43,9 @@ from pdvsim.sim.engines.base import (
     transfer_notes,
 )
 from pdvsim.sim.engines.served import Block, Served, checkpoint, drafter_checkpoint, is_fp8, unknown_head
-from pdvsim.sim.hardware.options import Hardware
-from pdvsim.sim.hardware.steps import EngineError, EngineStep, GraphSizes
 from pdvsim.sim.policies.options import Server
+from pdvsim.sim.prices.options import Hardware
+from pdvsim.sim.prices.steps import EngineError, EngineStep, GraphSizes
 from pdvsim.sim.workload.suffix import SuffixOptions
 
 NEWEST = EngineStep(

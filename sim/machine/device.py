@@ -21,13 +21,13 @@ from operator import attrgetter
 from simpy.events import NORMAL, Event
 
 from pdvsim.sim.core import Role
-from pdvsim.sim.hardware.contention import Sharing
-from pdvsim.sim.hardware.costs import CostModel, Load
-from pdvsim.sim.hardware.host import SimulatedHost
-from pdvsim.sim.hardware.power import Draw, Power, PowerFit
 from pdvsim.sim.machine.batch import Launch
 from pdvsim.sim.machine.clock import NEVER, Clock
 from pdvsim.sim.machine.ledger import Ledger
+from pdvsim.sim.prices.contention import Sharing
+from pdvsim.sim.prices.costs import CostModel, Load
+from pdvsim.sim.prices.host import SimulatedHost
+from pdvsim.sim.prices.power import Draw, Power, PowerFit
 from pdvsim.sim.records import Launches
 from pdvsim.sim.workload.lookup import Lookup
 

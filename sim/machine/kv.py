@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 from pdvsim.sim.core import Request
 from pdvsim.sim.machine.prefix import BLOCK, PrefixBlocks, Reuse, block_hashes
 from pdvsim.sim.machine.tiers import KvTiers
-from pdvsim.sim.specs import GpuSpec, ModelSpec
+from pdvsim.sim.models.specs import GpuSpec, ModelSpec
 
 Windows = tuple[tuple[int, float], ...]  # tokens, and the share of a token's bytes that is in layers of this window
 

@@ -7,9 +7,9 @@ from collections.abc import Iterator, Sized
 from simpy.events import Event
 
 from pdvsim.sim.core import Request
-from pdvsim.sim.hardware.host import SimulatedHost
 from pdvsim.sim.machine.batch import Batch
 from pdvsim.sim.machine.clock import Clock
+from pdvsim.sim.prices.host import SimulatedHost
 
 PRIORITY = {"decode": 2, "verify": 1, "prefill": 0, "main": 0}
 PATIENCE_S = 0.2  # dynamic priority: a launch is a level higher for each that its first request has waited

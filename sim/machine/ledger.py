@@ -6,8 +6,8 @@ The simulated and the real GPU share it, so that their records mean the same.
 from __future__ import annotations
 
 from pdvsim.sim.core import KINDS, Kind, Role
-from pdvsim.sim.hardware.costs import AffineCost, CostModel, Price, total
 from pdvsim.sim.machine.batch import Launch
+from pdvsim.sim.prices.costs import AffineCost, CostModel, Price, total
 from pdvsim.sim.records import LANES, ROLES, Launches
 
 

@@ -14,11 +14,11 @@ from typing import Protocol
 from simpy.events import Event
 
 from pdvsim.sim.core import Placement, Request
-from pdvsim.sim.hardware.host import SimulatedHost
-from pdvsim.sim.hardware.links import Fabric, draft_bytes, verdict_bytes
 from pdvsim.sim.machine.batch import Batch, Launch
 from pdvsim.sim.machine.clock import Clock
 from pdvsim.sim.machine.device import Job, SimulatedGPU
+from pdvsim.sim.prices.host import SimulatedHost
+from pdvsim.sim.prices.links import Fabric, draft_bytes, verdict_bytes
 
 
 class Device(Protocol):

@@ -1,7 +1,7 @@
 """Data-parallel ranks that step together: each serves its own requests, and the experts of a layer are shared by all.
 
 A step begins when every rank has launched its part or has nothing to do, and takes as long as the slowest rank outside
-the experts, and then the experts for the tokens of all (`hardware.costs`). A rank without requests steps along: one
+the experts, and then the experts for the tokens of all (`prices.costs`). A rank without requests steps along: one
 that arrives there during a step waits for its end. Drafts come before the target's forwards on all ranks, so that a
 rank with a shorter draft, or none, waits for the longest.
 
@@ -17,12 +17,12 @@ from typing import Any
 from simpy.events import Event
 
 from pdvsim.sim.core import Role
-from pdvsim.sim.hardware.costs import Price, Routed, together
 from pdvsim.sim.machine.batch import Launch
 from pdvsim.sim.machine.clock import Clock
 from pdvsim.sim.machine.device import Job, SimulatedGPU
 from pdvsim.sim.machine.ledger import Ledger
 from pdvsim.sim.machine.node import Device
+from pdvsim.sim.prices.costs import Price, Routed, together
 
 PHASES: tuple[Role, ...] = ("draft", "target")  # of a step, in order
 

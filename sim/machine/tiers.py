@@ -16,8 +16,8 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from pdvsim.sim.core import Chain, Request
-from pdvsim.sim.hardware.links import LinkSpec
 from pdvsim.sim.machine.prefix import BLOCK, PrefixBlocks, Reuse
+from pdvsim.sim.prices.links import LinkSpec
 
 PrefillSeconds = Callable[[int, int, int], float]  # what `tokens` after `start` add to the prefill of a prompt's `rest`
 SHOWN_TOKENS = 1000  # of the fetch and the prefill that are reported

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 
 from pdvsim.sim.core import KINDS
-from pdvsim.sim.hardware.reach import Outside, Reaches
 from pdvsim.sim.metrics.sketch import Union
+from pdvsim.sim.prices.reach import Outside, Reaches
 from pdvsim.sim.records import LANES, Array, Columns, Table, rows_of
 
 

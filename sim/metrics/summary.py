@@ -29,11 +29,11 @@ import numpy as np
 
 from pdvsim.sim.config import Experiment, Scoring, Traffic
 from pdvsim.sim.core import KINDS, Request
-from pdvsim.sim.hardware.reach import Reaches
 from pdvsim.sim.metrics.chunks import Chunks
 from pdvsim.sim.metrics.launches import LaunchTotals, rate
 from pdvsim.sim.metrics.sketch import Crowd, Exact, Seconds, Spread
 from pdvsim.sim.metrics.stability import Census, is_closed_loop, label_of
+from pdvsim.sim.prices.reach import Reaches
 from pdvsim.sim.records import (
     LANES,
     REQUESTS,

@@ -40,6 +40,7 @@ ARCHITECTURES: dict[str, str] = {  # module and class
 }
 ARCHS = tuple(ARCHITECTURES)
 USUAL_ARCHS = ("autoregressive", "colocated", "pd", "pdv")  # what a command compares where none is named
+SERVED_ARCHS = USUAL_ARCHS[:2]  # of these, what other engines than pdvsim's own can serve on one GPU
 
 
 class OwnArch(str):

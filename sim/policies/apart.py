@@ -25,13 +25,13 @@ from functools import partial
 from simpy.events import Event
 
 from pdvsim.sim.core import Chunk, Request, RequestState
-from pdvsim.sim.hardware.links import Fabric, Piece
 from pdvsim.sim.machine.batch import Batch
 from pdvsim.sim.machine.kv import Windows, held_tokens
 from pdvsim.sim.policies.admission import finish
 from pdvsim.sim.policies.base import Context, Process
 from pdvsim.sim.policies.colocated import Colocated
 from pdvsim.sim.policies.traits import Asked
+from pdvsim.sim.prices.links import Fabric, Piece
 
 
 @dataclass(frozen=True)

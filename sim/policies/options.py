@@ -8,8 +8,6 @@ from itertools import pairwise
 from typing import Annotated, Literal
 
 from pdvsim.sim.core import DrafterKind, Priority
-from pdvsim.sim.hardware.models import drafted_by, drafter_kind, pair_name, with_fp8_target
-from pdvsim.sim.hardware.models import pair as named_pair
 from pdvsim.sim.limits import (
     MAX_DRAFT,
     MAX_TOKENS,
@@ -23,7 +21,9 @@ from pdvsim.sim.limits import (
     Tokens,
     check_ranges,
 )
-from pdvsim.sim.specs import ModelSpec, Pair
+from pdvsim.sim.models.presets import drafted_by, drafter_kind, pair_name, with_fp8_target
+from pdvsim.sim.models.presets import pair as named_pair
+from pdvsim.sim.models.specs import ModelSpec, Pair
 
 ControllerName = Literal["fixed", "feedback", "goodput", "table", "adaptive-verification"]
 KvPolicy = Literal["paged", "reserved"]

@@ -14,10 +14,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pdvsim.sim.core import Request, Role
-from pdvsim.sim.hardware.contention import Sharing
-from pdvsim.sim.hardware.costs import CostModel, Load
-from pdvsim.sim.hardware.host import HostTimes
-from pdvsim.sim.hardware.links import Fabric, draft_bytes, verdict_bytes
+from pdvsim.sim.prices.contention import Sharing
+from pdvsim.sim.prices.costs import CostModel, Load
+from pdvsim.sim.prices.host import HostTimes
+from pdvsim.sim.prices.links import Fabric, draft_bytes, verdict_bytes
 from pdvsim.sim.workload.lookup import Lookup
 
 

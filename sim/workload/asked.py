@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from pdvsim.sim.hardware.models import unquantised
+from pdvsim.sim.models.presets import unquantised
 from pdvsim.sim.workload.options import ACCEPTANCE_MODELS, USUAL_DATA, Acceptance, Traffic
 
 GOLDEN = "SPEED-Bench coding with thinking, InferenceX golden_al_distribution"

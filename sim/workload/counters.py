@@ -15,7 +15,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from typing import Any
 
-from pdvsim.sim.hardware.names import Note
+from pdvsim.sim.models.names import Note
 from pdvsim.sim.reading import error_text, parse_json, printable, quoted, read_text
 from pdvsim.sim.workload.acceptance import LONGEST_RUN, expected_tokens
 from pdvsim.sim.workload.datasets import bad, opened

@@ -24,8 +24,8 @@ PAIR = "tinyllama-1.1b:llama-2-7b"
 def one_run(arch: str, requests: int) -> None:
     """Simulate and print peak memory; run in a process of its own."""
     from pdvsim.sim.config import Experiment, Server, Traffic
-    from pdvsim.sim.hardware.models import MODELS
     from pdvsim.sim.metrics.summary import summarise
+    from pdvsim.sim.models.presets import MODELS
     from pdvsim.sim.run import simulate
 
     for name in PAIR.split(":"):  # the workload goes on to 3,072 tokens, where TinyLlama's context ends at 2,048

@@ -24,9 +24,9 @@ import pdvsim
 from pdvsim.bench.output import dumps
 from pdvsim.sim.assembly import card_profile, covered
 from pdvsim.sim.config import Experiment, Hardware, Server
-from pdvsim.sim.hardware.cards import GPUS
-from pdvsim.sim.hardware.models import PRESETS
+from pdvsim.sim.models.presets import PRESETS
 from pdvsim.sim.policies import ARCHS
+from pdvsim.sim.prices.cards import GPUS
 
 os.environ["PDVSIM_CACHE"] = ""  # answers are made, not remembered
 STAGES = ("draft_s", "wait_s", "verify_s")

@@ -13,10 +13,10 @@ import pytest
 
 from pdvsim.calibration.fit.service import in_service, read_served
 from pdvsim.cli import main
-from pdvsim.sim.hardware.models import MODELS, pair
-from pdvsim.sim.hardware.pace import HOST_SHARE, Pace
-from pdvsim.sim.hardware.profile import builtin
-from pdvsim.sim.hardware.profile import load as load_profile
+from pdvsim.sim.models.presets import MODELS, pair
+from pdvsim.sim.prices.pace import HOST_SHARE, Pace
+from pdvsim.sim.prices.profile import builtin
+from pdvsim.sim.prices.profile import load as load_profile
 
 ROOT = Path(__file__).parents[2]
 DATA = ROOT / "calibration" / "data"

@@ -18,11 +18,12 @@ from pdvsim.calibration.fit.pairs import Group, Member, Pairs, Ratios
 from pdvsim.calibration.fit.points import medians, middle, price_s, tokens_of
 from pdvsim.profiler import grid
 from pdvsim.realrun.engine.buckets import CHUNK_BUCKETS, ROW_BUCKETS
-from pdvsim.sim.hardware.costs import CostModel
-from pdvsim.sim.hardware.forward import ForwardTerms
-from pdvsim.sim.hardware.models import GPUS, MODELS, model
-from pdvsim.sim.hardware.profile import ContentionFit
-from pdvsim.sim.hardware.transfer import shipped
+from pdvsim.sim.models.presets import MODELS, model
+from pdvsim.sim.prices.cards import GPUS
+from pdvsim.sim.prices.costs import CostModel
+from pdvsim.sim.prices.forward import ForwardTerms
+from pdvsim.sim.prices.profile import ContentionFit
+from pdvsim.sim.prices.transfer import shipped
 
 H200 = GPUS["h200"]
 SMS = 132

@@ -71,7 +71,7 @@ def fitted(capsys: pytest.CaptureFixture[str], tmp_path: Path, *paths: str, more
     return json.loads(capsys.readouterr().out) | {"path": out}
 
 
-@pytest.mark.filterwarnings("ignore::pdvsim.sim.hardware.names.Note")
+@pytest.mark.filterwarnings("ignore::pdvsim.sim.models.names.Note")
 def test_two_loads_predict_a_third(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A step mostly reads the weights, so batches determine the time per row, but hardly speed from step overhead."""
     paths = [bench_of(served(tmp_path, n), tmp_path / f"{n}.json") for n in (4, 64)]
@@ -101,7 +101,7 @@ def test_steps_of_different_gpu_times_tell_all(speed: float, step_s: float, row_
     assert "speed" not in fit.undetermined
 
 
-@pytest.mark.filterwarnings("ignore::pdvsim.sim.hardware.names.Note")
+@pytest.mark.filterwarnings("ignore::pdvsim.sim.models.names.Note")
 @pytest.mark.parametrize("detailed", [True, False])
 def test_one_load_corrects_but_does_not_separate(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], detailed: bool
@@ -116,7 +116,7 @@ def test_one_load_corrects_but_does_not_separate(
         assert any("do not separate speed" in note for note in document["notes"])
 
 
-@pytest.mark.filterwarnings("ignore::pdvsim.sim.hardware.names.Note")
+@pytest.mark.filterwarnings("ignore::pdvsim.sim.models.names.Note")
 def test_means_of_several_loads_separate_step_and_row(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Of an engine of the profile's speed whose host takes most of the time, as its results say without details."""
     truth = dict(TRUTH, pace_target=1.0, pace_draft=1.0, pace_step_s=0.08, pace_row_s=8e-4)
@@ -129,7 +129,7 @@ def test_means_of_several_loads_separate_step_and_row(tmp_path: Path, capsys: py
     assert document["pace_row_s"] == pytest.approx(8e-4, rel=0.05)
 
 
-@pytest.mark.filterwarnings("ignore::pdvsim.sim.hardware.names.Note")
+@pytest.mark.filterwarnings("ignore::pdvsim.sim.models.names.Note")
 def test_results_of_sglang(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """They name the model otherwise, have an infinite rate as a number, and no start times: means fix one step."""
     more = {"model_id": None, "model": "meta-llama/Llama-3.1-8B-Instruct", "request_rate": float("inf")}
@@ -181,7 +181,7 @@ def test_a_correction_for_another_engine_has_no_error_range(tmp_path: Path) -> N
     assert metrics["error_range"] == "none: no real runs of the engine that --machine corrects for"
 
 
-@pytest.mark.filterwarnings("ignore::pdvsim.sim.hardware.names.Note")
+@pytest.mark.filterwarnings("ignore::pdvsim.sim.models.names.Note")
 def test_a_correction_names_its_engine(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], refused: Callable[..., str]
 ) -> None:

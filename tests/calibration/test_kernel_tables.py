@@ -11,9 +11,9 @@ import pytest
 
 from pdvsim.calibration.kernels import LEAST_ROWS, SYSTEMS, as_bytes, left_out, pack
 from pdvsim.cli import main
-from pdvsim.sim.hardware.cards import gpu
-from pdvsim.sim.hardware.kernels import read_tables, shipped_tables
-from pdvsim.sim.hardware.shapes import roofline
+from pdvsim.sim.prices.cards import gpu
+from pdvsim.sim.prices.kernels import read_tables, shipped_tables
+from pdvsim.sim.prices.shapes import roofline
 
 SIZES = (128, 256, 512, 1024, 2048, 4096)
 

@@ -13,8 +13,8 @@ from pdvsim.calibration.validate.launches import compared, gather, launches_of, 
 from pdvsim.calibration.validate.served import ServedRun
 from pdvsim.common.commandline import command_line, experiment_from, experiment_of
 from pdvsim.sim.config import Acceptance, Experiment, Hardware, Server, Traffic
-from pdvsim.sim.hardware.profile import builtin
 from pdvsim.sim.metrics.launches import busy_share
+from pdvsim.sim.prices.profile import builtin
 from pdvsim.sim.run import simulate
 
 EXPERIMENT = Experiment("pdv", Traffic("random", num_prompts=24, input_len=300, output_len=40, max_concurrency=8))

@@ -15,11 +15,12 @@ from pdvsim.calibration.fit.power import fit_power
 from pdvsim.profiler.grid import GridPoint, labelled
 from pdvsim.profiler.heat import HEATED, HEATED_DRAFTER, groups
 from pdvsim.profiler.samples import load
-from pdvsim.sim.hardware.costs import CostModel
-from pdvsim.sim.hardware.forward import ForwardTerms
-from pdvsim.sim.hardware.models import GPUS, MODELS
-from pdvsim.sim.hardware.models import model as named
-from pdvsim.sim.hardware.power import Power, PowerFit
+from pdvsim.sim.models.presets import MODELS
+from pdvsim.sim.models.presets import model as named
+from pdvsim.sim.prices.cards import GPUS
+from pdvsim.sim.prices.costs import CostModel
+from pdvsim.sim.prices.forward import ForwardTerms
+from pdvsim.sim.prices.power import Power, PowerFit
 
 H200 = GPUS["h200"]
 TRUE = PowerFit(

@@ -17,14 +17,15 @@ from pdvsim.bench.band import ends, spanned
 from pdvsim.calibration.fit.build import gpu_spec, save
 from pdvsim.profiler.samples import Samples, load
 from pdvsim.sim.config import Experiment, Hardware, Server, Traffic
-from pdvsim.sim.hardware.costs import CostModel
-from pdvsim.sim.hardware.models import GPUS, MODELS, PRESETS, pair
-from pdvsim.sim.hardware.profile import builtin, roofline
-from pdvsim.sim.hardware.profile import load as load_profile
-from pdvsim.sim.hardware.transfer import document, from_document, shipped
 from pdvsim.sim.metrics.summary import summarise
+from pdvsim.sim.models.presets import MODELS, PRESETS, pair
+from pdvsim.sim.models.specs import GpuSpec, ModelSpec
+from pdvsim.sim.prices.cards import GPUS
+from pdvsim.sim.prices.costs import CostModel
+from pdvsim.sim.prices.profile import builtin, roofline
+from pdvsim.sim.prices.profile import load as load_profile
+from pdvsim.sim.prices.transfer import document, from_document, shipped
 from pdvsim.sim.run import simulate
-from pdvsim.sim.specs import GpuSpec, ModelSpec
 from pdvsim.sim.trust import errors_of as real_errors
 from studies.efficiency import (
     DATA_SHEET_BANDWIDTH,

@@ -32,8 +32,8 @@ from pdvsim.calibration.validate.served import METRICS, SHIPPED, ServedRun, read
 from pdvsim.cli import main
 from pdvsim.common.commandline import command_line
 from pdvsim.sim.config import Acceptance, Experiment, Hardware, Server, Traffic
-from pdvsim.sim.hardware.profile import builtin
 from pdvsim.sim.metrics.summary import summarise
+from pdvsim.sim.prices.profile import builtin
 from pdvsim.sim.reading import read_table
 from pdvsim.sim.relevance import applicable
 from pdvsim.sim.run import simulate

@@ -19,10 +19,10 @@ from refusals import check_line, one_line
 from pdvsim.bench.pool import Outcome
 from pdvsim.bench.rows import Rows
 from pdvsim.sim.config import Experiment, Hardware, Traffic
-from pdvsim.sim.hardware.models import GPUS
-from pdvsim.sim.hardware.profile import Profile, builtin, load, roofline
 from pdvsim.sim.metrics.summary import summarise
 from pdvsim.sim.policies import ARCHS
+from pdvsim.sim.prices.cards import GPUS
+from pdvsim.sim.prices.profile import Profile, builtin, load, roofline
 from pdvsim.sim.run import simulate
 
 fuzz = settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])

@@ -22,18 +22,18 @@ from pdvsim.bench.estimate import cost, forewarning
 from pdvsim.bench.sweep import Sweep
 from pdvsim.common import console
 from pdvsim.sim.config import Experiment, Host, Server, Traffic
-from pdvsim.sim.hardware import profile
-from pdvsim.sim.hardware.cards import GPUS
-from pdvsim.sim.hardware.forward import ForwardTerms
-from pdvsim.sim.hardware.power import PowerFit
-from pdvsim.sim.hardware.reach import Reach
 from pdvsim.sim.limits import Jobs, Range, check_ranges, ranges
+from pdvsim.sim.models.specs import GpuSpec
+from pdvsim.sim.prices import profile
+from pdvsim.sim.prices.cards import GPUS
+from pdvsim.sim.prices.forward import ForwardTerms
+from pdvsim.sim.prices.power import PowerFit
+from pdvsim.sim.prices.reach import Reach
 from pdvsim.sim.run import simulate
-from pdvsim.sim.specs import GpuSpec
 
 ROOT = Path(cli.__file__).parents[2]
 CONFIGS = ("pdvsim.cli.run", "pdvsim.sim.config", "pdvsim.sim.workload.options", "pdvsim.sim.policies.options",
-           "pdvsim.sim.hardware.options", "pdvsim.realrun.machine", "pdvsim.cli.realrun",
+           "pdvsim.sim.prices.options", "pdvsim.realrun.machine", "pdvsim.cli.realrun",
            "pdvsim.decide.options", "pdvsim.cli.validate.options", *map(cli.module_of, cli.COMMANDS),
            *(f"pdvsim.decide.{name}" for name in ("capacity", "question", "draft_table", "winners", "goal",
                                                   "space")))  # fmt: skip

@@ -26,8 +26,8 @@ from pdvsim.published.program import K
 from pdvsim.published.tables import THREE_WAY_PAIR
 from pdvsim.published.three_way import OUTPUT_TOKENS, PROMPT_TOKENS
 from pdvsim.sim.config import Experiment, Server
-from pdvsim.sim.hardware.names import Note
 from pdvsim.sim.limits import BatchLimit, DraftLength, Redefined
+from pdvsim.sim.models.names import Note
 
 ORIGINAL = PRESETS["pd-verify"]
 ASKED = ["--preset", "pd-verify"]

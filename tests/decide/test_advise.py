@@ -283,7 +283,7 @@ def test_the_page_recommends_first_and_its_commands_are_copied(browser: Browser,
     assert complaints == []
 
 
-@pytest.mark.parametrize(("batches", "known"), [(0, "No simulation"), (1, "Not decided"), (2, "Recommendation")])
+@pytest.mark.parametrize(("batches", "known"), [(0, "No simulation"), (1, "Not decided"), (3, "Recommendation")])
 def test_ctrl_c_tells_what_is_known(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, batches: int, known: str
 ) -> None:

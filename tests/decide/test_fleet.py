@@ -29,8 +29,8 @@ from pdvsim.decide.served import served_as, unknown_head
 from pdvsim.decide.surroundings import equivalent_rate
 from pdvsim.decide.winners import WinnerMap, draw_map
 from pdvsim.sim.config import Acceptance, Arch, Experiment, Hardware, Server, Traffic
-from pdvsim.sim.hardware.models import PRESETS, can_load
 from pdvsim.sim.metrics.summary import summarise
+from pdvsim.sim.models.presets import PRESETS, can_load
 from pdvsim.sim.relevance import applicable
 from pdvsim.sim.run import simulate
 

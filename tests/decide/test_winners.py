@@ -29,7 +29,7 @@ from pdvsim.decide.space import Space
 from pdvsim.decide.tune import APART
 from pdvsim.decide.winners import WinnerMap, _cell_of, draw_map
 from pdvsim.sim.config import Arch, Experiment, Server, Traffic
-from pdvsim.sim.hardware.profile import builtin
+from pdvsim.sim.prices.profile import builtin
 
 TRAFFIC = Traffic("random", num_prompts=24, input_len=64, output_len=24)
 THROUGHPUT = Goal("throughput")

@@ -10,8 +10,8 @@ from pdvsim.profiler.grid import labelled
 from pdvsim.profiler.options import Options
 from pdvsim.profiler.parts import SCHEMA, Part
 from pdvsim.realrun.engine.arch import ModelArchitecture
-from pdvsim.sim.hardware.models import model
-from pdvsim.sim.specs import ModelSpec
+from pdvsim.sim.models.presets import model
+from pdvsim.sim.models.specs import ModelSpec
 
 CARD = {
     "name": "NVIDIA H200",

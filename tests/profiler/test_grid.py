@@ -9,7 +9,7 @@ import pytest
 from pdvsim.profiler import corun, rig
 from pdvsim.profiler.grid import KINDS, design, labelled, ordered
 from pdvsim.realrun.engine.cache import HEADROOM, PAGE
-from pdvsim.sim.hardware.models import MODELS
+from pdvsim.sim.models.presets import MODELS
 
 ALL = [p for points in design(drafts=True) for p in points]
 

@@ -23,8 +23,8 @@ from pdvsim.profiler.parts import POINT, Part, read
 from pdvsim.profiler.rig import Launcher, Rig
 from pdvsim.profiler.samples import merge
 from pdvsim.realrun.engine.arch import ModelArchitecture, headed
-from pdvsim.sim.hardware.models import drafter
-from pdvsim.sim.specs import HeadSpec
+from pdvsim.sim.models.presets import drafter
+from pdvsim.sim.models.specs import HeadSpec
 
 CPU = torch.device("cpu")
 PAIR = "tiny-a:tiny-b"

@@ -25,7 +25,7 @@ from pdvsim.published.program import (
 )
 from pdvsim.published.tables import five_requests, load_published, many_requests, tokens_and_rounds
 from pdvsim.published.three_way import ThreeWay, ThreeWayConfig, run_three_way, score_three_way
-from pdvsim.sim.hardware.models import pair
+from pdvsim.sim.models.presets import pair
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ from pdvsim.realrun.machine import Machine
 from pdvsim.realrun.site import serve
 from pdvsim.realrun.texts import next_turns, prompts
 from pdvsim.sim.config import Arch, Experiment, Hardware, Server, Traffic
-from pdvsim.sim.hardware.models import PRESETS as SPECS
+from pdvsim.sim.models.presets import PRESETS as SPECS
 from pdvsim.sim.relevance import applicable
 from pdvsim.sim.workload.requests import make_requests
 

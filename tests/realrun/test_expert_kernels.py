@@ -14,7 +14,7 @@ from pdvsim.realrun.engine.batch import BACK, Gate, Pinned, Residual
 from pdvsim.realrun.engine.fp8 import E4M3, Matrix, plain, quantised
 from pdvsim.realrun.engine.model import fresh
 from pdvsim.realrun.engine.weights import LayerWeights
-from pdvsim.sim.layers import Experts
+from pdvsim.sim.models.layers import Experts
 
 pytestmark = pytest.mark.usefixtures("quick_interpreter")
 quick = settings(max_examples=6, deadline=None)

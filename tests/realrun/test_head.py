@@ -26,11 +26,11 @@ from pdvsim.realrun.engine.weights import LayerWeights
 from pdvsim.realrun.machine import Machine
 from pdvsim.realrun.site import serve
 from pdvsim.sim.config import Arch, Experiment, Hardware, Server, Traffic
-from pdvsim.sim.hardware.models import drafter
 from pdvsim.sim.machine.batch import Launch
+from pdvsim.sim.models.presets import drafter
+from pdvsim.sim.models.specs import HeadKind, HeadSpec
 from pdvsim.sim.relevance import applicable
 from pdvsim.sim.run import simulate
-from pdvsim.sim.specs import HeadKind, HeadSpec
 from studies.engine_check import generate
 
 KINDS: tuple[HeadKind, ...] = ("eagle3", "mtp")

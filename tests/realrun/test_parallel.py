@@ -18,7 +18,7 @@ from pdvsim.realrun.engine.model import Transformer
 from pdvsim.realrun.machine import Machine
 from pdvsim.realrun.site import serve
 from pdvsim.sim.config import Arch, Experiment, Server, Traffic
-from pdvsim.sim.hardware.models import in_parallel
+from pdvsim.sim.models.presets import in_parallel
 from pdvsim.sim.relevance import applicable
 from pdvsim.sim.run import simulate
 from studies.engine_check import generate, prefill

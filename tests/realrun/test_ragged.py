@@ -14,8 +14,8 @@ from test_serving import MACHINE, experiment, launched_shapes, serve_and_compare
 from pdvsim.realrun.engine.buckets import ROW_BUCKETS, packed_size, packed_sizes
 from pdvsim.realrun.site import serve
 from pdvsim.sim.config import Arch, Experiment
-from pdvsim.sim.hardware.forward import ForwardTerms
 from pdvsim.sim.policies import verification
+from pdvsim.sim.prices.forward import ForwardTerms
 from pdvsim.sim.records import Result
 from pdvsim.sim.run import simulate
 

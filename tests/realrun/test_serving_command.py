@@ -17,7 +17,7 @@ from pdvsim.cli.realrun import main
 from pdvsim.realrun import site
 from pdvsim.sim.client import Client
 from pdvsim.sim.core import Request
-from pdvsim.sim.hardware.pace import pace_in
+from pdvsim.sim.prices.pace import pace_in
 from pdvsim.sim.records import DELIVERY_DTYPES, LAUNCH_DTYPES, REQUEST_DTYPES, ROLES
 
 CPU = ["--device", "cpu", "--tiny"]

@@ -18,7 +18,7 @@ from pdvsim.realrun.engine.arch import from_config
 from pdvsim.realrun.engine.batch import ForwardBatch, Pinned
 from pdvsim.realrun.engine.cache import Sequences
 from pdvsim.realrun.engine.model import Transformer
-from pdvsim.sim.hardware.models import quantised
+from pdvsim.sim.models.presets import quantised
 
 DRAFT = {
     "model_type": "qwen3", "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1,

@@ -24,7 +24,7 @@ from pdvsim.realrun.site import TINY
 from pdvsim.realrun.telemetry import COLUMNS, Telemetry
 from pdvsim.sim.config import Experiment, Server, Traffic
 from pdvsim.sim.core import Request
-from pdvsim.sim.hardware.costs import STRETCHES
+from pdvsim.sim.prices.costs import STRETCHES
 from pdvsim.sim.workload.requests import make_requests
 
 

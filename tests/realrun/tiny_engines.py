@@ -12,7 +12,7 @@ from pdvsim.realrun.engine.cache import Sequences
 from pdvsim.realrun.engine.engine import Engine
 from pdvsim.realrun.engine.graphs import GraphLane
 from pdvsim.realrun.engine.model import Transformer
-from pdvsim.sim.specs import ModelSpec
+from pdvsim.sim.models.specs import ModelSpec
 
 CPU = torch.device("cpu")
 SLOTS_OF_FOUR: dict[str, Any] = {  # few slots, and prompts of several chunks

@@ -6,13 +6,13 @@ from typing import Any
 
 from pdvsim.sim.config import Contention, Priority
 from pdvsim.sim.core import Request
-from pdvsim.sim.hardware.contention import Sharing
-from pdvsim.sim.hardware.costs import CostModel
-from pdvsim.sim.hardware.host import HostTimes
-from pdvsim.sim.hardware.models import pair
-from pdvsim.sim.hardware.profile import builtin
 from pdvsim.sim.machine.batch import Batch
+from pdvsim.sim.models.presets import pair
 from pdvsim.sim.policies.planner import Planner
+from pdvsim.sim.prices.contention import Sharing
+from pdvsim.sim.prices.costs import CostModel
+from pdvsim.sim.prices.host import HostTimes
+from pdvsim.sim.prices.profile import builtin
 
 PAIR = "tinyllama-1.1b:llama-2-7b"
 OUTPUT = 500

@@ -11,8 +11,8 @@ import pytest
 from pdvsim.sim.assembly import ServerParts
 from pdvsim.sim.config import Acceptance, Experiment, Hardware, Host, Server, Traffic
 from pdvsim.sim.core import KINDS, Request
-from pdvsim.sim.hardware.links import LINKS, LinkSpec
 from pdvsim.sim.metrics.summary import summarise
+from pdvsim.sim.prices.links import LINKS, LinkSpec
 from pdvsim.sim.relevance import applicable
 from pdvsim.sim.run import simulate
 from pdvsim.sim.workload.acceptance import Streams, expected_tokens, guessed_rate, was_guessed

@@ -19,8 +19,8 @@ from pdvsim.cli.run import AskedExperiment, RunCommand
 from pdvsim.common.commandline import command_line, parse
 from pdvsim.common.options import build
 from pdvsim.sim.config import Acceptance, Experiment, Server, Traffic
-from pdvsim.sim.hardware.models import can_load
-from pdvsim.sim.hardware.names import Note
+from pdvsim.sim.models.names import Note
+from pdvsim.sim.models.presets import can_load
 from pdvsim.sim.run import simulate
 from pdvsim.sim.workload.acceptance import expected_tokens, mean_tokens
 from pdvsim.sim.workload.asked import usual_acceptance

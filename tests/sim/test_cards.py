@@ -14,11 +14,11 @@ from refusals import one_line
 from pdvsim.calibration.fit.build import save
 from pdvsim.cli import main
 from pdvsim.sim.config import Hardware, Server
-from pdvsim.sim.hardware import names
-from pdvsim.sim.hardware.cards import GPUS, card_file, gpu
-from pdvsim.sim.hardware.models import MODELS, PRESETS, model
-from pdvsim.sim.hardware.profile import builtin
-from pdvsim.sim.hardware.transfer import shipped
+from pdvsim.sim.models import names
+from pdvsim.sim.models.presets import MODELS, PRESETS, model
+from pdvsim.sim.prices.cards import GPUS, card_file, gpu
+from pdvsim.sim.prices.profile import builtin
+from pdvsim.sim.prices.transfer import shipped
 
 CARD = """\
 name = "my-card"
@@ -156,7 +156,7 @@ def test_cards(typed: str, taken: str, noted: bool) -> None:
     ("google/gemma-3-27b-it", "gemma-3-27b"),
     ("microsoft/phi-4", "phi-4"),
 ])  # fmt: skip
-@pytest.mark.filterwarnings("ignore::pdvsim.sim.hardware.names.Note")
+@pytest.mark.filterwarnings("ignore::pdvsim.sim.models.names.Note")
 def test_models(typed: str, taken: str) -> None:
     assert model(typed) is PRESETS[taken]
     assert Server(pair=f"{typed}:{typed}").pair == f"{taken}:{taken}"

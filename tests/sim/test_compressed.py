@@ -10,14 +10,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pdvsim.sim.engines.profiles import engine_profile
-from pdvsim.sim.hardware.costs import CostModel
-from pdvsim.sim.hardware.forward import ForwardTerms
-from pdvsim.sim.hardware.models import GPUS, PRESETS, CannotShard, drafter, model, shard
-from pdvsim.sim.hardware.parts import ModelKernels
-from pdvsim.sim.hardware.transfer import shipped
-from pdvsim.sim.layers import Compressed
 from pdvsim.sim.machine.kv import capacity_tokens, states_tokens
-from pdvsim.sim.specs import ModelSpec, Pair
+from pdvsim.sim.models.layers import Compressed
+from pdvsim.sim.models.presets import PRESETS, CannotShard, drafter, model, shard
+from pdvsim.sim.models.specs import ModelSpec, Pair
+from pdvsim.sim.prices.cards import GPUS
+from pdvsim.sim.prices.costs import CostModel
+from pdvsim.sim.prices.forward import ForwardTerms
+from pdvsim.sim.prices.parts import ModelKernels
+from pdvsim.sim.prices.transfer import shipped
 
 H200 = GPUS["h200"]
 FLASH, PRO = PRESETS["deepseek-v4-flash"], PRESETS["deepseek-v4-pro"]
@@ -111,7 +112,7 @@ def test_the_mtp_layer_has_a_window_alone() -> None:
     assert drafter("eagle3", FLASH).compressed is None
 
 
-@pytest.mark.filterwarnings("ignore::pdvsim.sim.hardware.names.Note")
+@pytest.mark.filterwarnings("ignore::pdvsim.sim.models.names.Note")
 def test_copies_with_other_experts() -> None:
     names = ("nvidia/DeepSeek-V4-Pro-NVFP4", "sgl-project/DeepSeek-V4-Pro-FP8", "deepseek-ai/DeepSeek-V4-Pro")
     copies = [model(name) for name in names]

@@ -12,16 +12,16 @@ from hypothesis import strategies as st
 from planning import PAIR, batch, planner
 
 from pdvsim.sim.config import Priority
-from pdvsim.sim.hardware import costs
-from pdvsim.sim.hardware.contention import Sharing, max_min, max_min_of_two
-from pdvsim.sim.hardware.forward import ratio_at
-from pdvsim.sim.hardware.host import HostTimes, SimulatedHost
-from pdvsim.sim.hardware.models import pair
-from pdvsim.sim.hardware.profile import ContentionFit, builtin
 from pdvsim.sim.machine.batch import Launch
 from pdvsim.sim.machine.clock import Clock
 from pdvsim.sim.machine.device import Job, SimulatedGPU
+from pdvsim.sim.models.presets import pair
 from pdvsim.sim.policies.planner import Planner
+from pdvsim.sim.prices import costs
+from pdvsim.sim.prices.contention import Sharing, max_min, max_min_of_two
+from pdvsim.sim.prices.forward import ratio_at
+from pdvsim.sim.prices.host import HostTimes, SimulatedHost
+from pdvsim.sim.prices.profile import ContentionFit, builtin
 from pdvsim.sim.records import Launches
 
 TINY = 1e-9

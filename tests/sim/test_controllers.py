@@ -16,16 +16,16 @@ from planning import OUTPUT, PAIR, batch
 from pdvsim.sim import cluster
 from pdvsim.sim.config import Acceptance, Arch, Contention, Experiment, Server, Traffic
 from pdvsim.sim.core import KINDS, Request
-from pdvsim.sim.hardware.costs import CostModel
-from pdvsim.sim.hardware.host import HostTimes, SimulatedHost
-from pdvsim.sim.hardware.models import pair
-from pdvsim.sim.hardware.profile import builtin
 from pdvsim.sim.machine.clock import Clock
+from pdvsim.sim.models.presets import pair
 from pdvsim.sim.policies import ARCHS
 from pdvsim.sim.policies.base import Context
 from pdvsim.sim.policies.controllers import AcceptanceEstimate, Controller, Feedback, Goodput, Learner
 from pdvsim.sim.policies.hybrid import Adaptive
 from pdvsim.sim.policies.planner import Planner
+from pdvsim.sim.prices.costs import CostModel
+from pdvsim.sim.prices.host import HostTimes, SimulatedHost
+from pdvsim.sim.prices.profile import builtin
 from pdvsim.sim.records import Result
 from pdvsim.sim.relevance import applicable
 from pdvsim.sim.run import simulate

@@ -15,10 +15,10 @@ from hypothesis import strategies as st
 from pdvsim.sim.assembly import covering_profile
 from pdvsim.sim.config import Acceptance, Experiment, Hardware, Host, Server, Traffic
 from pdvsim.sim.core import KINDS, Request
-from pdvsim.sim.hardware.costs import CostModel
-from pdvsim.sim.hardware.links import LINKS, Fabric, LinkSpec, Piece
 from pdvsim.sim.machine.kv import held_tokens, windows_of
 from pdvsim.sim.metrics.summary import summarise
+from pdvsim.sim.prices.costs import CostModel
+from pdvsim.sim.prices.links import LINKS, Fabric, LinkSpec, Piece
 from pdvsim.sim.records import Result
 from pdvsim.sim.relevance import applicable
 from pdvsim.sim.run import simulate

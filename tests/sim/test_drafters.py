@@ -15,16 +15,16 @@ from pdvsim.decide.formula import Formula
 from pdvsim.sim.assembly import ServerParts, covering_profile
 from pdvsim.sim.config import Acceptance, Experiment, Hardware, Server, Traffic
 from pdvsim.sim.core import Request
-from pdvsim.sim.hardware.host import LOOKUP_ROW_S, LOOKUP_TOKEN_S
-from pdvsim.sim.hardware.models import PRESETS, from_config, pair
-from pdvsim.sim.hardware.profile import builtin, roofline
 from pdvsim.sim.machine.batch import Batch, Launch
 from pdvsim.sim.machine.kv import capacity_tokens
 from pdvsim.sim.machine.ledger import Ledger
+from pdvsim.sim.models.presets import PRESETS, from_config, pair
+from pdvsim.sim.models.specs import HeadSpec
+from pdvsim.sim.prices.host import LOOKUP_ROW_S, LOOKUP_TOKEN_S
+from pdvsim.sim.prices.profile import builtin, roofline
 from pdvsim.sim.records import Launches
 from pdvsim.sim.relevance import Doubt, warn
 from pdvsim.sim.run import simulate
-from pdvsim.sim.specs import HeadSpec
 from pdvsim.sim.workload.acceptance import measured
 from pdvsim.sim.workload.lookup import Lookup, lookup_of
 

@@ -12,7 +12,7 @@ from pdvsim.sim.assembly import ServerParts
 from pdvsim.sim.config import Acceptance, Experiment, Hardware, Server, Traffic
 from pdvsim.sim.core import KINDS
 from pdvsim.sim.engines.profiles import engine_profile
-from pdvsim.sim.hardware.profile import Profile
+from pdvsim.sim.prices.profile import Profile
 from pdvsim.sim.run import simulate
 
 ROUND_S, DRAFT_S = 3e-3, 5e-4

@@ -18,20 +18,20 @@ from pdvsim.sim.config import Experiment, Hardware, Server, Traffic
 from pdvsim.sim.core import KINDS
 from pdvsim.sim.engines import ENGINES
 from pdvsim.sim.engines.profiles import engine_profile
-from pdvsim.sim.hardware.cards import gpu
-from pdvsim.sim.hardware.composed import compose
-from pdvsim.sim.hardware.costs import CostModel
-from pdvsim.sim.hardware.forward import ForwardTerms, interpolate
-from pdvsim.sim.hardware.kernels import KernelTables, read_tables, shipped_tables
-from pdvsim.sim.hardware.links import LINKS, LinkName
-from pdvsim.sim.hardware.models import model, shard
-from pdvsim.sim.hardware.options import VLLM_CARDS
-from pdvsim.sim.hardware.parts import TOKENS, ModelKernels
-from pdvsim.sim.hardware.shapes import unpacked
-from pdvsim.sim.hardware.steps import EngineStep
 from pdvsim.sim.metrics.summary import summarise
+from pdvsim.sim.models.presets import model, shard
+from pdvsim.sim.models.specs import ModelSpec, Pair
+from pdvsim.sim.prices.cards import gpu
+from pdvsim.sim.prices.composed import compose
+from pdvsim.sim.prices.costs import CostModel
+from pdvsim.sim.prices.forward import ForwardTerms, interpolate
+from pdvsim.sim.prices.kernels import KernelTables, read_tables, shipped_tables
+from pdvsim.sim.prices.links import LINKS, LinkName
+from pdvsim.sim.prices.options import VLLM_CARDS
+from pdvsim.sim.prices.parts import TOKENS, ModelKernels
+from pdvsim.sim.prices.shapes import unpacked
+from pdvsim.sim.prices.steps import EngineStep
 from pdvsim.sim.run import simulate
-from pdvsim.sim.specs import ModelSpec, Pair
 
 SHIPPED = list(shipped_tables())
 # all products are sizes that were timed: q, k and v 12,288 x 4,096, output, gate and up 16,384, down 8,192

@@ -16,16 +16,16 @@ from hypothesis import strategies as st
 import pdvsim
 from pdvsim.sim.assembly import ServerParts
 from pdvsim.sim.config import Experiment, Hardware, Server, Traffic
-from pdvsim.sim.hardware.cards import GPUS
-from pdvsim.sim.hardware.costs import CostModel
-from pdvsim.sim.hardware.forward import ForwardTerms
-from pdvsim.sim.hardware.models import PRESETS, model, pair, shard
-from pdvsim.sim.hardware.profile import builtin
-from pdvsim.sim.hardware.transfer import shipped
-from pdvsim.sim.layers import Experts
 from pdvsim.sim.metrics.summary import summarise
+from pdvsim.sim.models.layers import Experts
+from pdvsim.sim.models.presets import PRESETS, model, pair, shard
+from pdvsim.sim.models.specs import HeadSpec, ModelSpec, Pair
+from pdvsim.sim.prices.cards import GPUS
+from pdvsim.sim.prices.costs import CostModel
+from pdvsim.sim.prices.forward import ForwardTerms
+from pdvsim.sim.prices.profile import builtin
+from pdvsim.sim.prices.transfer import shipped
 from pdvsim.sim.run import simulate
-from pdvsim.sim.specs import HeadSpec, ModelSpec, Pair
 from pdvsim.sim.trust import errors_of, unvalidated
 
 H200 = GPUS["h200"]

@@ -11,9 +11,9 @@ import pytest
 from pdvsim.common.options import build
 from pdvsim.sim.assembly import covering_profile
 from pdvsim.sim.config import Arch, Experiment, Host, Server, Traffic
-from pdvsim.sim.hardware.host import HostTimes, SimulatedHost
 from pdvsim.sim.metrics.summary import summarise
 from pdvsim.sim.policies import ARCHS
+from pdvsim.sim.prices.host import HostTimes, SimulatedHost
 from pdvsim.sim.relevance import applicable
 from pdvsim.sim.run import simulate
 

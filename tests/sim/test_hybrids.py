@@ -12,15 +12,16 @@ from hypothesis import strategies as st
 
 from pdvsim.sim.config import Experiment, Hardware, Server, Traffic
 from pdvsim.sim.engines.profiles import engine_profile
-from pdvsim.sim.hardware.costs import CostModel
-from pdvsim.sim.hardware.forward import ForwardTerms, interpolate
-from pdvsim.sim.hardware.models import GPUS, PRESETS, CannotShard, drafter, quantised, shard
-from pdvsim.sim.hardware.transfer import shipped
-from pdvsim.sim.layers import Sparse, State
 from pdvsim.sim.machine.kv import capacity_tokens, states_tokens
 from pdvsim.sim.machine.prefix import BLOCK, Reuse
+from pdvsim.sim.models.layers import Sparse, State
+from pdvsim.sim.models.presets import PRESETS, CannotShard, drafter, quantised, shard
+from pdvsim.sim.models.specs import ModelSpec, Pair
+from pdvsim.sim.prices.cards import GPUS
+from pdvsim.sim.prices.costs import CostModel
+from pdvsim.sim.prices.forward import ForwardTerms, interpolate
+from pdvsim.sim.prices.transfer import shipped
 from pdvsim.sim.run import simulate
-from pdvsim.sim.specs import ModelSpec, Pair
 from pdvsim.testing import check_alike, check_counts
 
 H200 = GPUS["h200"]

@@ -14,9 +14,9 @@ from pdvsim.bench.inputs import checked
 from pdvsim.realrun.machine import as_served
 from pdvsim.sim.config import Arch, ControllerName, Experiment, Hardware, Server, Traffic
 from pdvsim.sim.core import KINDS, Request
-from pdvsim.sim.hardware.models import MODELS, from_config, pair
 from pdvsim.sim.machine.kv import KvCache
 from pdvsim.sim.metrics.summary import summarise
+from pdvsim.sim.models.presets import MODELS, from_config, pair
 from pdvsim.sim.run import simulate
 
 

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 
 from pdvsim.sim.config import Experiment, Hardware, Host, Server, Traffic
 from pdvsim.sim.core import ENDLESS
-from pdvsim.sim.hardware.links import LINKS, LinkSpec
 from pdvsim.sim.machine.tiers import KvTier
 from pdvsim.sim.metrics.summary import summarise
+from pdvsim.sim.prices.links import LINKS, LinkSpec
 from pdvsim.sim.records import Result
 from pdvsim.sim.run import simulate
 from pdvsim.sim.workload.requests import make_requests

@@ -24,15 +24,16 @@ from pdvsim.sim.client import Client
 from pdvsim.sim.cluster import Cluster
 from pdvsim.sim.config import Acceptance, Arch, Experiment, Hardware, Host, Server
 from pdvsim.sim.core import KINDS, LOOKED_UP, Request
-from pdvsim.sim.hardware.forward import ForwardTerms
-from pdvsim.sim.hardware.models import GPUS, MODELS
-from pdvsim.sim.hardware.profile import ContentionFit, Profile, roofline
 from pdvsim.sim.machine.clock import Clock
+from pdvsim.sim.models.presets import MODELS
+from pdvsim.sim.models.specs import GpuSpec
 from pdvsim.sim.policies import ARCHS
+from pdvsim.sim.prices.cards import GPUS
+from pdvsim.sim.prices.forward import ForwardTerms
+from pdvsim.sim.prices.profile import ContentionFit, Profile, roofline
 from pdvsim.sim.records import LANES, Columns, Log, Result
 from pdvsim.sim.relevance import applicable
 from pdvsim.sim.run import simulate
-from pdvsim.sim.specs import GpuSpec
 from pdvsim.sim.workload.acceptance import Streams
 from pdvsim.testing import check_alike, check_counts
 

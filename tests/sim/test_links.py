@@ -11,10 +11,10 @@ import pytest
 from pdvsim.sim.assembly import ServerParts, covering_profile
 from pdvsim.sim.config import Acceptance, Arch, Experiment, Hardware, Scoring, Server, Traffic
 from pdvsim.sim.core import KINDS
-from pdvsim.sim.hardware.links import LINKS, Fabric, LinkSpec
-from pdvsim.sim.hardware.models import pair
-from pdvsim.sim.hardware.profile import builtin
 from pdvsim.sim.metrics.summary import summarise
+from pdvsim.sim.models.presets import pair
+from pdvsim.sim.prices.links import LINKS, Fabric, LinkSpec
+from pdvsim.sim.prices.profile import builtin
 from pdvsim.sim.records import LANES
 from pdvsim.sim.relevance import applicable
 from pdvsim.sim.run import simulate

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from configs import MIXED, SHAPE, config_file
 
-from pdvsim.sim.hardware.models import PRESETS, from_config, model_or_config, pair
+from pdvsim.sim.models.presets import PRESETS, from_config, model_or_config, pair
 
 CSA, HCA = "compressed_sparse_attention", "heavily_compressed_attention"
 NANO = "MEMEM*EMEMEM*EMEMEM*EMEMEM*EMEMEM*EMEMEMEM*EMEMEMEME"

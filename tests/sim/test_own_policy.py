@@ -18,13 +18,13 @@ from pdvsim.live.knobs import Setup
 from pdvsim.live.pace import Feed, drive
 from pdvsim.sim.config import Experiment, Server, Traffic
 from pdvsim.sim.core import KINDS, Request
-from pdvsim.sim.hardware.host import HostTimes, SimulatedHost
 from pdvsim.sim.machine.batch import Batch
 from pdvsim.sim.machine.clock import Clock
 from pdvsim.sim.machine.lane import Lane
 from pdvsim.sim.policies import named, own_errors, policy_of
 from pdvsim.sim.policies.base import Process
 from pdvsim.sim.policies.pdv import PDV
+from pdvsim.sim.prices.host import HostTimes, SimulatedHost
 from pdvsim.sim.records import Result
 from pdvsim.sim.run import simulate
 from pdvsim.testing import check_policy

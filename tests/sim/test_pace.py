@@ -11,9 +11,9 @@ import pytest
 
 from pdvsim.sim.assembly import covering_profile
 from pdvsim.sim.config import Arch, Experiment, Hardware, Server, Traffic
-from pdvsim.sim.hardware.pace import HOST_SHARE, Pace, pace_in, pace_of, read_pace
 from pdvsim.sim.metrics.summary import summarise
 from pdvsim.sim.policies import policy_of
+from pdvsim.sim.prices.pace import HOST_SHARE, Pace, pace_in, pace_of, read_pace
 from pdvsim.sim.records import Result
 from pdvsim.sim.run import simulate
 

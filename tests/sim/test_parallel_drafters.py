@@ -13,8 +13,8 @@ from pdvsim.decide.formula import Formula
 from pdvsim.decide.served import served_as as served
 from pdvsim.sim.assembly import covering_profile
 from pdvsim.sim.config import Acceptance, Experiment, Hardware, Server, Traffic
-from pdvsim.sim.hardware.models import can_load, drafted_by, drafter, model, pair
-from pdvsim.sim.specs import HeadSpec
+from pdvsim.sim.models.presets import can_load, drafted_by, drafter, model, pair
+from pdvsim.sim.models.specs import HeadSpec
 
 KINDS = ("pard", "p-eagle", "dflash")
 TARGETS = {"pard": "llama-3.1-8b", "p-eagle": "gpt-oss-120b", "dflash": "qwen3-8b"}

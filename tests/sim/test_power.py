@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 
 from pdvsim.sim.config import Experiment, Hardware, Server, Traffic
 from pdvsim.sim.hardware import profile as profiles
-from pdvsim.sim.hardware.costs import Price
-from pdvsim.sim.hardware.power import Draw, Power, PowerFit
 from pdvsim.sim.policies import ARCHS
+from pdvsim.sim.prices.costs import Price
+from pdvsim.sim.prices.power import Draw, Power, PowerFit
 from pdvsim.sim.relevance import applicable
 from pdvsim.sim.run import simulate
 

@@ -22,11 +22,12 @@ from scipy import stats
 from pdvsim.calibration.fit.build import save
 from pdvsim.sim.config import Acceptance, Arch, Experiment, Hardware, Host, Server
 from pdvsim.sim.core import Request
-from pdvsim.sim.hardware.costs import CostModel
-from pdvsim.sim.hardware.forward import ForwardTerms
-from pdvsim.sim.hardware.models import GPUS, MODELS
-from pdvsim.sim.hardware.models import pair as named_pair
-from pdvsim.sim.hardware.profile import builtin, roofline
+from pdvsim.sim.models.presets import MODELS
+from pdvsim.sim.models.presets import pair as named_pair
+from pdvsim.sim.prices.cards import GPUS
+from pdvsim.sim.prices.costs import CostModel
+from pdvsim.sim.prices.forward import ForwardTerms
+from pdvsim.sim.prices.profile import builtin, roofline
 from pdvsim.sim.records import Result
 from pdvsim.sim.relevance import applicable
 from pdvsim.sim.run import simulate

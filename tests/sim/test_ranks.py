@@ -14,12 +14,12 @@ from pdvsim.sim.client import Client
 from pdvsim.sim.cluster import Cluster
 from pdvsim.sim.config import Experiment, Hardware, Server, Traffic
 from pdvsim.sim.core import Request
-from pdvsim.sim.hardware.costs import CostModel
-from pdvsim.sim.hardware.forward import interpolate
-from pdvsim.sim.hardware.models import CannotShard, model, shard
 from pdvsim.sim.machine.clock import Clock
 from pdvsim.sim.machine.ranks import RankGroup
+from pdvsim.sim.models.presets import CannotShard, model, shard
 from pdvsim.sim.policies.base import Policy
+from pdvsim.sim.prices.costs import CostModel
+from pdvsim.sim.prices.forward import interpolate
 from pdvsim.sim.records import Keeper, Log, Result
 from pdvsim.sim.relevance import refuse_idle
 from pdvsim.sim.run import simulate

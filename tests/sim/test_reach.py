@@ -14,13 +14,13 @@ import pdvsim
 from pdvsim.calibration.fit import build
 from pdvsim.sim.config import Arch, Experiment, Hardware, Scoring, Server, Traffic
 from pdvsim.sim.core import KINDS
-from pdvsim.sim.hardware.profile import builtin, load
-from pdvsim.sim.hardware.reach import Outside, Reach, Reaches, _sizes
 from pdvsim.sim.machine.batch import Launch
 from pdvsim.sim.machine.ledger import Ledger
 from pdvsim.sim.metrics import summary
 from pdvsim.sim.metrics.summary import summarise
 from pdvsim.sim.policies import ARCHS
+from pdvsim.sim.prices.profile import builtin, load
+from pdvsim.sim.prices.reach import Outside, Reach, Reaches, _sizes
 from pdvsim.sim.records import LANES, LAUNCH_DTYPES, Columns
 from pdvsim.sim.run import simulate
 

@@ -29,14 +29,14 @@ import pytest
 
 from pdvsim.sim.config import Arch, Experiment, Hardware, Host, Server, Traffic
 from pdvsim.sim.core import KINDS, Request
-from pdvsim.sim.hardware import costs
-from pdvsim.sim.hardware.links import LINKS, LinkSpec
-from pdvsim.sim.hardware.models import MODELS
 from pdvsim.sim.machine import lane
+from pdvsim.sim.models.presets import MODELS
+from pdvsim.sim.models.specs import ModelSpec
+from pdvsim.sim.prices import costs
+from pdvsim.sim.prices.links import LINKS, LinkSpec
 from pdvsim.sim.records import LANES, Result
 from pdvsim.sim.relevance import applicable
 from pdvsim.sim.run import simulate
-from pdvsim.sim.specs import ModelSpec
 from pdvsim.sim.workload.lookup import FOUND_REFUSED
 
 MS = 1e-3

@@ -16,15 +16,15 @@ from pdvsim.cli import main
 from pdvsim.decide.deploy import deployment
 from pdvsim.sim.assembly import ServerParts, covering_profile
 from pdvsim.sim.config import SHARDED, Experiment, Hardware, Server, Traffic
-from pdvsim.sim.hardware.cards import GPUS
-from pdvsim.sim.hardware.collectives import BAR, CURVES, all_reduce_s, with_collectives
-from pdvsim.sim.hardware.costs import CostModel
-from pdvsim.sim.hardware.forward import ForwardTerms
-from pdvsim.sim.hardware.links import LINKS, LinkName
-from pdvsim.sim.hardware.models import PRESETS, UNMEASURED, shard
-from pdvsim.sim.hardware.profile import builtin, roofline
-from pdvsim.sim.hardware.transfer import TOKENS, shipped
 from pdvsim.sim.metrics.summary import summarise
+from pdvsim.sim.models.presets import PRESETS, UNMEASURED, shard
+from pdvsim.sim.prices.cards import GPUS
+from pdvsim.sim.prices.collectives import BAR, CURVES, all_reduce_s, with_collectives
+from pdvsim.sim.prices.costs import CostModel
+from pdvsim.sim.prices.forward import ForwardTerms
+from pdvsim.sim.prices.links import LINKS, LinkName
+from pdvsim.sim.prices.profile import builtin, roofline
+from pdvsim.sim.prices.transfer import TOKENS, shipped
 from pdvsim.sim.run import simulate
 
 LLAMA = "llama-3.2-1b:llama-3.1-70b"

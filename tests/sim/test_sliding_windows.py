@@ -11,14 +11,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pdvsim.sim.config import Experiment, Hardware, Server, Traffic
-from pdvsim.sim.hardware.costs import CostModel
-from pdvsim.sim.hardware.forward import ForwardTerms
-from pdvsim.sim.hardware.models import GPUS, PRESETS, drafter, from_config, shard
-from pdvsim.sim.hardware.transfer import shipped
-from pdvsim.sim.layers import SlidingWindow
 from pdvsim.sim.machine.kv import held_tokens, windows_of
+from pdvsim.sim.models.layers import SlidingWindow
+from pdvsim.sim.models.presets import PRESETS, drafter, from_config, shard
+from pdvsim.sim.models.specs import ModelSpec
+from pdvsim.sim.prices.cards import GPUS
+from pdvsim.sim.prices.costs import CostModel
+from pdvsim.sim.prices.forward import ForwardTerms
+from pdvsim.sim.prices.transfer import shipped
 from pdvsim.sim.run import simulate
-from pdvsim.sim.specs import ModelSpec
 
 H200 = GPUS["h200"]
 WINDOWED = sorted(name for name, spec in PRESETS.items() if spec.window)

@@ -18,9 +18,9 @@ from pdvsim.decide.formula import Formula
 from pdvsim.realrun.machine import Machine, refuse
 from pdvsim.sim.config import Acceptance, Experiment, Server, Traffic
 from pdvsim.sim.core import KINDS, Request
-from pdvsim.sim.hardware.costs import LookupCosts
-from pdvsim.sim.hardware.host import SUFFIX_ROW_S
-from pdvsim.sim.hardware.models import pair
+from pdvsim.sim.models.presets import pair
+from pdvsim.sim.prices.costs import LookupCosts
+from pdvsim.sim.prices.host import SUFFIX_ROW_S
 from pdvsim.sim.run import simulate
 from pdvsim.sim.workload.acceptance import measured
 from pdvsim.sim.workload.asked import usual_acceptance

@@ -13,11 +13,12 @@ from hypothesis import strategies as st
 from pdvsim.calibration.fit.build import save
 from pdvsim.sim.engines import ENGINES
 from pdvsim.sim.engines.profiles import engine_profile
-from pdvsim.sim.hardware.costs import CostModel
-from pdvsim.sim.hardware.forward import ForwardTerms, in_waves, interpolate, large_products_s
-from pdvsim.sim.hardware.models import GPUS, MODELS, PRESETS
-from pdvsim.sim.hardware.profile import builtin, load, roofline
-from pdvsim.sim.specs import Pair
+from pdvsim.sim.models.presets import MODELS, PRESETS
+from pdvsim.sim.models.specs import Pair
+from pdvsim.sim.prices.cards import GPUS
+from pdvsim.sim.prices.costs import CostModel
+from pdvsim.sim.prices.forward import ForwardTerms, in_waves, interpolate, large_products_s
+from pdvsim.sim.prices.profile import builtin, load, roofline
 
 EARLIER = json.loads((Path(__file__).parent / "data" / "earlier_profile.json").read_text(encoding="utf-8"))
 LLAMA = PRESETS["llama-2-7b"]  # 32 layers, 32 KV heads of 128

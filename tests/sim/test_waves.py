@@ -8,9 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pdvsim.sim.hardware.costs import CostModel, Load
-from pdvsim.sim.hardware.forward import UNSHARED, ForwardTerms, in_waves
-from pdvsim.sim.hardware.models import GPUS, MODELS
+from pdvsim.sim.models.presets import MODELS
+from pdvsim.sim.prices.cards import GPUS
+from pdvsim.sim.prices.costs import CostModel, Load
+from pdvsim.sim.prices.forward import UNSHARED, ForwardTerms, in_waves
 
 SMS = 132
 

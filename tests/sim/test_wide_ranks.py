@@ -12,12 +12,12 @@ import pytest
 from pdvsim.sim.assembly import ServerParts, covering_profile
 from pdvsim.sim.config import Experiment, Hardware, Server, Traffic
 from pdvsim.sim.engines.profiles import engine_profile
-from pdvsim.sim.hardware.costs import CostModel
-from pdvsim.sim.hardware.kernels import KernelTables
-from pdvsim.sim.hardware.links import LINKS, between_nodes, gather_s, nodes_of
-from pdvsim.sim.hardware.models import model, shard
-from pdvsim.sim.layers import All2All
 from pdvsim.sim.metrics.timeline import trace
+from pdvsim.sim.models.layers import All2All
+from pdvsim.sim.models.presets import model, shard
+from pdvsim.sim.prices.costs import CostModel
+from pdvsim.sim.prices.kernels import KernelTables
+from pdvsim.sim.prices.links import LINKS, between_nodes, gather_s, nodes_of
 from pdvsim.sim.run import simulate
 
 SIZES = (8, 16, 32, 64)

@@ -18,9 +18,9 @@ import pytest
 from pdvsim.bench.resultfiles import read_frame
 from pdvsim.calibration.fit.corun import SHAPE
 from pdvsim.calibration.validate.served import read_runs
-from pdvsim.sim.hardware.models import model
-from pdvsim.sim.hardware.models import pair as named_pair
-from pdvsim.sim.hardware.profile import builtin
+from pdvsim.sim.models.presets import model
+from pdvsim.sim.models.presets import pair as named_pair
+from pdvsim.sim.prices.profile import builtin
 from studies import (
     corun_gains,
     drafting_apart,

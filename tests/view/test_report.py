@@ -19,7 +19,7 @@ from pdvsim.bench.results import load, records
 from pdvsim.bench.stats import Interval, interval, paired_differences
 from pdvsim.cli import main
 from pdvsim.sim.core import KINDS
-from pdvsim.sim.hardware.profile import builtin
+from pdvsim.sim.prices.profile import builtin
 from pdvsim.sim.records import LANES
 from pdvsim.view import report
 from pdvsim.view.figure import new_figure

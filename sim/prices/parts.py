@@ -16,14 +16,14 @@ from typing import NamedTuple
 
 import numpy as np
 
-from pdvsim.sim.hardware.configs import MXFP4_BYTES, NVFP4_BYTES
-from pdvsim.sim.hardware.forward import Knots, pairs
-from pdvsim.sim.hardware.kernels import KernelTables
-from pdvsim.sim.hardware.links import nodes_of
-from pdvsim.sim.hardware.shapes import BANDWIDTH_SHARE, FLOPS_SHARE, Floats
-from pdvsim.sim.hardware.transfer import WIDTHS, Prices, knots_at, shipped
-from pdvsim.sim.layers import Compressed, SlidingWindow, Sparse
-from pdvsim.sim.specs import ModelSpec
+from pdvsim.sim.models.configs import MXFP4_BYTES, NVFP4_BYTES
+from pdvsim.sim.models.layers import Compressed, SlidingWindow, Sparse
+from pdvsim.sim.models.specs import ModelSpec
+from pdvsim.sim.prices.forward import Knots, pairs
+from pdvsim.sim.prices.kernels import KernelTables
+from pdvsim.sim.prices.links import nodes_of
+from pdvsim.sim.prices.shapes import BANDWIDTH_SHARE, FLOPS_SHARE, Floats
+from pdvsim.sim.prices.transfer import WIDTHS, Prices, knots_at, shipped
 
 TOKENS: tuple[int, ...] = (
     *range(1, 18), 24, 32, 33, 48, 49, 64, 65, 80, 81, 96, 97, 112, 128, 129, 160, 161, 192, 193, 224, 256, 257, 384,

@@ -15,9 +15,9 @@ from dataclasses import dataclass
 from math import exp, log
 from typing import Annotated
 
-from pdvsim.sim.hardware.costs import Price
 from pdvsim.sim.limits import Range, Share
-from pdvsim.sim.specs import ModelSpec
+from pdvsim.sim.models.specs import ModelSpec
+from pdvsim.sim.prices.costs import Price
 
 FULL_CLOCK_ITERATIONS = 8  # each reduces the error of a long launch to about a third
 

@@ -10,10 +10,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from pdvsim.sim.hardware.names import card_name, unknown
 from pdvsim.sim.limits import ranges
+from pdvsim.sim.models.names import card_name, unknown
+from pdvsim.sim.models.specs import GpuSpec, ModelSpec
 from pdvsim.sim.reading import error_text, printable, quoted, read_toml
-from pdvsim.sim.specs import GpuSpec, ModelSpec
 
 NO_FP8 = ("a100", "a10g")  # how the names of cards begin that multiply 8-bit floats no faster than 16-bit ones
 NO_NVLINK = ("l40s", "l4", "a10g", "rtx-4090")  # cards whose data sheets have none

@@ -11,9 +11,9 @@ from dataclasses import dataclass, replace
 from math import hypot
 from typing import Annotated, Any, Self, get_type_hints
 
-from pdvsim.sim.hardware.cards import flops_of
 from pdvsim.sim.limits import MAX_TOKENS, Range, Share, Tokens
-from pdvsim.sim.specs import GpuSpec, ModelSpec
+from pdvsim.sim.models.specs import GpuSpec, ModelSpec
+from pdvsim.sim.prices.cards import flops_of
 
 Knots = tuple[tuple[int, float], ...]  # (size, value) as measured, read between by straight lines
 RatioKnots = tuple[tuple[int, Annotated[float, Range(0.1, 10)]], ...]  # the same, of ratios

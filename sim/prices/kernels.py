@@ -20,8 +20,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pdvsim.sim.core import ServingEngine
-from pdvsim.sim.hardware.links import NODE, RACK, LinkSpec, between_nodes, gather_s, nvlink_of
-from pdvsim.sim.hardware.shapes import (
+from pdvsim.sim.models.layers import All2All
+from pdvsim.sim.models.specs import GpuSpec
+from pdvsim.sim.prices.links import NODE, RACK, LinkSpec, between_nodes, gather_s, nvlink_of
+from pdvsim.sim.prices.shapes import (
     ITEM_BYTES,
     Floats,
     between,
@@ -34,9 +36,7 @@ from pdvsim.sim.hardware.shapes import (
     roofline,
     unpacked,
 )  # fmt: skip
-from pdvsim.sim.hardware.transfer import IMBALANCE
-from pdvsim.sim.layers import All2All
-from pdvsim.sim.specs import GpuSpec
+from pdvsim.sim.prices.transfer import IMBALANCE
 
 ENGINES: tuple[ServingEngine, ...] = get_args(ServingEngine)
 
@@ -406,7 +406,7 @@ def read_tables(path: Path, gpu: GpuSpec) -> KernelTables:
 
 def shipped_tables() -> Iterator[tuple[ServingEngine, str, Path]]:
     """Engine, card and file of the tables that come with pdvsim."""
-    folder = Path(str(files("pdvsim.sim.hardware"))) / "data" / "engines"
+    folder = Path(str(files("pdvsim.sim.prices"))) / "data" / "engines"
     for engine in ENGINES:
         for path in sorted(folder.glob(f"{engine}-*.npz")):
             yield engine, path.stem.removeprefix(f"{engine}-"), path

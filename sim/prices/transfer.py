@@ -28,8 +28,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pdvsim.sim.hardware.cards import flops_of
-from pdvsim.sim.hardware.forward import (
+from pdvsim.sim.models.specs import GpuSpec, ModelSpec
+from pdvsim.sim.prices.cards import flops_of
+from pdvsim.sim.prices.forward import (
     PROMPT_QUERIES,
     SMALL_HEAD,
     WIDE_HEAD,
@@ -38,7 +39,6 @@ from pdvsim.sim.hardware.forward import (
     Knots,
     large_products_s,
 )  # fmt: skip
-from pdvsim.sim.specs import GpuSpec, ModelSpec
 
 Floats = NDArray[np.float64]
 
@@ -356,7 +356,7 @@ def _joined(a: Floats | float, b: Floats, p: float) -> Floats:
 @cache
 def shipped() -> Transfer:
     """The figures that come with pdvsim."""
-    text = (files("pdvsim.sim.hardware") / "data" / "transfer.json").read_text(encoding="utf-8")
+    text = (files("pdvsim.sim.prices") / "data" / "transfer.json").read_text(encoding="utf-8")
     return from_document(json.loads(text))
 
 

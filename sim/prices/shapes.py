@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pdvsim.sim.specs import GpuSpec
+from pdvsim.sim.models.specs import GpuSpec
 
 Floats = NDArray[np.float64]
 

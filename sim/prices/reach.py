@@ -17,8 +17,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pdvsim.sim.core import KINDS
-from pdvsim.sim.hardware.costs import STRETCHES
 from pdvsim.sim.limits import MAX_TOKENS, Range
+from pdvsim.sim.prices.costs import STRETCHES
 from pdvsim.sim.records import Columns
 
 Array = NDArray[Any]

@@ -21,10 +21,10 @@ from itertools import accumulate
 
 import numpy as np
 
-from pdvsim.sim.hardware.forward import ForwardTerms, Knots
-from pdvsim.sim.hardware.links import LINKS, LinkSpec, between_nodes, gather_s, nodes_of
-from pdvsim.sim.hardware.transfer import TOKENS
-from pdvsim.sim.specs import ModelSpec
+from pdvsim.sim.models.specs import ModelSpec
+from pdvsim.sim.prices.forward import ForwardTerms, Knots
+from pdvsim.sim.prices.links import LINKS, LinkSpec, between_nodes, gather_s, nodes_of
+from pdvsim.sim.prices.transfer import TOKENS
 
 _KIB, _MIB = 2**10, 2**20
 

@@ -17,20 +17,20 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Annotated, Any
 
-from pdvsim.sim.hardware.cards import GPUS, gpu
-from pdvsim.sim.hardware.collectives import BAR, with_collectives
-from pdvsim.sim.hardware.costs import CostModel, LookupCosts, cost_model, widest_draft
-from pdvsim.sim.hardware.forward import REQUIRED, TIME, ForwardSeconds, ForwardTerms, interpolate
-from pdvsim.sim.hardware.host import HostCost as HostCost
-from pdvsim.sim.hardware.links import LINKS, LinkSpec
-from pdvsim.sim.hardware.models import MODELS, unquantised
-from pdvsim.sim.hardware.power import PowerFit
-from pdvsim.sim.hardware.reach import Reach, Reaches
-from pdvsim.sim.hardware.steps import GraphSizes
-from pdvsim.sim.hardware.transfer import shipped
 from pdvsim.sim.limits import MAX_TOKENS, Range, Share, hints_of, ranges
+from pdvsim.sim.models.presets import MODELS, unquantised
+from pdvsim.sim.models.specs import GpuSpec, ModelSpec, Pair
+from pdvsim.sim.prices.cards import GPUS, gpu
+from pdvsim.sim.prices.collectives import BAR, with_collectives
+from pdvsim.sim.prices.costs import CostModel, LookupCosts, cost_model, widest_draft
+from pdvsim.sim.prices.forward import REQUIRED, TIME, ForwardSeconds, ForwardTerms, interpolate
+from pdvsim.sim.prices.host import HostCost as HostCost
+from pdvsim.sim.prices.links import LINKS, LinkSpec
+from pdvsim.sim.prices.power import PowerFit
+from pdvsim.sim.prices.reach import Reach, Reaches
+from pdvsim.sim.prices.steps import GraphSizes
+from pdvsim.sim.prices.transfer import shipped
 from pdvsim.sim.reading import error_text, parse_json, printable, quoted, read_text
-from pdvsim.sim.specs import GpuSpec, ModelSpec, Pair
 
 SCHEMA = 1
 # 95% of |log(predicted / measured)| of a shard's share of the whole model's time: Vidur's kernels on H100s, the worse
@@ -385,5 +385,5 @@ def shipped_profile(gpu_name: str) -> Traversable | None:
     """The file of a card's shipped profile."""
     if gpu_name not in GPUS:
         return None
-    path = files("pdvsim.sim.hardware") / "data" / f"{gpu_name}.json"
+    path = files("pdvsim.sim.prices") / "data" / f"{gpu_name}.json"
     return path if path.is_file() else None

@@ -14,8 +14,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, fields
 from typing import Literal
 
-from pdvsim.sim.hardware.options import Host
 from pdvsim.sim.limits import HostSeconds
+from pdvsim.sim.prices.options import Host
 
 Operation = Literal["launch", "completion", "handoff", "lookup"]
 # An n-gram search: seconds per row, and per token searched. Least squares over 101,214 searches of

@@ -33,10 +33,10 @@ from operator import add
 from typing import Any, NamedTuple
 
 from pdvsim.sim.core import Request
-from pdvsim.sim.hardware.forward import ForwardTerms, Prompts, interpolate, pairs, ratio_at
-from pdvsim.sim.hardware.host import LOOKUP_ROW_S, LOOKUP_TOKEN_S, SUFFIX_ROW_S
 from pdvsim.sim.limits import MAX_DRAFT
-from pdvsim.sim.specs import ModelSpec
+from pdvsim.sim.models.specs import ModelSpec
+from pdvsim.sim.prices.forward import ForwardTerms, Prompts, interpolate, pairs, ratio_at
+from pdvsim.sim.prices.host import LOOKUP_ROW_S, LOOKUP_TOKEN_S, SUFFIX_ROW_S
 
 STRETCHES = 4  # rows that one forward of the engine catches up
 KEPT_PRICES = 1 << 15  # then they are forgotten: where prompts are not padded, nearly every one has a price of its own

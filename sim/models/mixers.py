@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from pdvsim.sim.hardware.sizes import size, size_or_none
-from pdvsim.sim.layers import Compressed, SlidingWindow, Sparse, State
+from pdvsim.sim.models.layers import Compressed, SlidingWindow, Sparse, State
+from pdvsim.sim.models.sizes import size, size_or_none
 from pdvsim.sim.reading import quoted
 
 # One in this number of layers has no window where a configuration does not list them, by transformers' defaults

@@ -14,11 +14,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from pdvsim.sim.hardware import mixers
-from pdvsim.sim.hardware.sizes import CHOSEN, EXPERT_COUNT_KEYS, EXPERT_SIZE, first_size, given_key, size, size_or_none
-from pdvsim.sim.layers import Experts, Latent
+from pdvsim.sim.models import mixers
+from pdvsim.sim.models.layers import Experts, Latent
+from pdvsim.sim.models.sizes import CHOSEN, EXPERT_COUNT_KEYS, EXPERT_SIZE, first_size, given_key, size, size_or_none
+from pdvsim.sim.models.specs import ModelFamily, ModelSpec
 from pdvsim.sim.reading import printable, quoted, read_json
-from pdvsim.sim.specs import ModelFamily, ModelSpec
 
 DENSE: dict[str, ModelFamily] = {
     "llama": "llama", "mistral": "mistral", "qwen2": "qwen2", "qwen3": "qwen3", "phi3": "phi3", "gemma": "gemma",

@@ -9,11 +9,11 @@ from functools import lru_cache
 from typing import Annotated, Literal, get_args
 
 from pdvsim.sim.core import Contention, ServingEngine
-from pdvsim.sim.hardware.cards import GPUS
-from pdvsim.sim.hardware.links import NVLINK5_CARDS, LinkName, nvlink_of
-from pdvsim.sim.hardware.names import card_name
-from pdvsim.sim.layers import All2All
 from pdvsim.sim.limits import Gigabytes, Gpus, HostSeconds, Internal, LeastShare, Range, Ranks, Shards, check_ranges
+from pdvsim.sim.models.layers import All2All
+from pdvsim.sim.models.names import card_name
+from pdvsim.sim.prices.cards import GPUS
+from pdvsim.sim.prices.links import NVLINK5_CARDS, LinkName, nvlink_of
 from pdvsim.sim.reading import read_json
 
 Router = Literal["round-robin", "least-loaded", "random", "prefix-aware"]

@@ -24,12 +24,12 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from pdvsim.sim.core import KINDS
-from pdvsim.sim.hardware.costs import CostModel, widest_draft
-from pdvsim.sim.hardware.profile import HostCost, Profile
 from pdvsim.sim.limits import MAX_TOKENS
+from pdvsim.sim.models.specs import ModelSpec, Pair
+from pdvsim.sim.prices.costs import CostModel, widest_draft
+from pdvsim.sim.prices.profile import HostCost, Profile
 from pdvsim.sim.reading import read_json
 from pdvsim.sim.records import ROLES, Table
-from pdvsim.sim.specs import ModelSpec, Pair
 
 FEWEST_LAUNCHES = 20
 LEAST, MOST, MOST_HOST_S = 0.2, 20.0, 1e-2  # ratios, and seconds of the host, that are believed

@@ -17,8 +17,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from pdvsim.sim.core import Contention, Priority
-from pdvsim.sim.hardware.costs import Load
-from pdvsim.sim.hardware.profile import ContentionFit
+from pdvsim.sim.prices.costs import Load
+from pdvsim.sim.prices.profile import ContentionFit
 
 _FULL = 1e-12
 

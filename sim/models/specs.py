@@ -8,8 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
-from pdvsim.sim.layers import Cache, Compressed, Experts, Latent, SlidingWindow, Sparse, State
 from pdvsim.sim.limits import Range
+from pdvsim.sim.models.layers import Cache, Compressed, Experts, Latent, SlidingWindow, Sparse, State
 
 ModelFamily = Literal[
     "llama", "mistral", "qwen2", "qwen3", "phi3", "gemma", "gemma2", "gemma3", "cohere", "gpt_oss", "deepseek", "glm4",

@@ -29,15 +29,13 @@ from pathlib import Path
 from typing import Any
 
 from pdvsim.sim.core import LOOKED_UP, DrafterKind
-from pdvsim.sim.hardware.cards import GPUS as GPUS
-from pdvsim.sim.hardware.cards import gpu as gpu
-from pdvsim.sim.hardware.configs import FP8_BYTES, NVFP4_BYTES
-from pdvsim.sim.hardware.configs import from_config as from_config
-from pdvsim.sim.hardware.configs import read_config as read_config
-from pdvsim.sim.hardware.names import CHECKPOINTS, WITH_MTP, model_name, unknown
-from pdvsim.sim.layers import All2All
+from pdvsim.sim.models.configs import FP8_BYTES, NVFP4_BYTES
+from pdvsim.sim.models.configs import from_config as from_config
+from pdvsim.sim.models.configs import read_config as read_config
+from pdvsim.sim.models.layers import All2All
+from pdvsim.sim.models.names import CHECKPOINTS, WITH_MTP, model_name, unknown
+from pdvsim.sim.models.specs import HeadKind, HeadSpec, ModelSpec, Pair
 from pdvsim.sim.reading import error_text
-from pdvsim.sim.specs import HeadKind, HeadSpec, ModelSpec, Pair
 
 HEADS: tuple[HeadKind, ...] = ("eagle3", "p-eagle", "dflash", "dspark", "mtp")
 PARD = "pard-"  # before the name of a draft model that was trained to draft in parallel

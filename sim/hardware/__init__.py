@@ -1,1 +1,0 @@
-"""The simulator's data on cards and models: times, sharing, host costs, profiles."""

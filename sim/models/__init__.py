@@ -1,0 +1,1 @@
+"""Models: their layers and sizes, read from configurations and known by name."""

@@ -1,0 +1,1 @@
+"""What launches cost: cards, links, kernels, power, contention, profiles."""
