@@ -36,17 +36,17 @@ def advise(
     min_speculative_tokens: int | None = ..., max_speculative_tokens: int = ..., max_num_seqs: int | None = ...,
     max_draft_batch: int | None = ..., max_verify_batch: int | None = ..., max_num_batched_tokens: int | None = ...,
     attention_dp_timeout_iters: int | None = ..., attention_dp_batching_wait_iters: int = ..., max_prompts_per_forward:
-    int | None = ..., async_scheduling: bool | None = ..., kv_cache: Literal['paged', 'reserved'] = ...,
-    enable_prefix_caching: bool = ..., quantization: Literal['fp8'] | None = ..., kv_cache_dtype: Literal['auto',
-    'fp8'] = ..., expert_overlap: float | None = ..., num_workers: int = ..., max_decode_queue: int = ...,
-    verify_gather: Literal['auto', 'always', 'never'] = ..., admission_factor: float = ..., hybrid_threshold: int =
-    ..., ahead_fan: int | None = ..., priority: Literal['none', 'stream', 'dynamic', 'preemptive', 'partition'] = ...,
-    gpu: str | PathLike[str] = ..., profile: str | PathLike[str] | None = ..., machine: str | PathLike[str] | None =
-    ..., engine: Literal['pdvsim', 'vllm', 'sglang', 'trtllm'] | None = ..., contention: Literal['fluid', 'serial',
-    'max'] = ..., padding: Literal['profile', 'vllm', 'sglang', 'tensorrt-llm'] = ..., gpu_memory_utilization: float =
-    ..., kv_capacity_tokens: int | None = ..., kv_offload_gb: float = ..., kv_offload_ssd_gb: float = ...,
-    kv_offload_link: Literal['pcie5', 'pcie4'] = ..., tensor_parallel_size: int = ..., draft_tensor_parallel_size: int
-    | None = ..., data_parallel_size: int = ..., enable_expert_parallel: bool = ..., all2all_backend:
+    int | None = ..., async_scheduling: bool | None = ..., enforce_eager: bool = ..., kv_cache: Literal['paged',
+    'reserved'] = ..., enable_prefix_caching: bool = ..., quantization: Literal['fp8'] | None = ..., kv_cache_dtype:
+    Literal['auto', 'fp8'] = ..., expert_overlap: float | None = ..., num_workers: int = ..., max_decode_queue: int =
+    ..., verify_gather: Literal['auto', 'always', 'never'] = ..., admission_factor: float = ..., hybrid_threshold: int
+    = ..., ahead_fan: int | None = ..., priority: Literal['none', 'stream', 'dynamic', 'preemptive', 'partition'] =
+    ..., gpu: str | PathLike[str] = ..., profile: str | PathLike[str] | None = ..., machine: str | PathLike[str] | None
+    = ..., engine: str | PathLike[str] | None = ..., contention: Literal['fluid', 'serial', 'max'] = ..., padding:
+    Literal['profile', 'vllm', 'sglang', 'tensorrt-llm'] = ..., gpu_memory_utilization: float = ...,
+    kv_capacity_tokens: int | None = ..., kv_offload_gb: float = ..., kv_offload_ssd_gb: float = ..., kv_offload_link:
+    Literal['pcie5', 'pcie4'] = ..., tensor_parallel_size: int = ..., draft_tensor_parallel_size: int | None = ...,
+    data_parallel_size: int = ..., enable_expert_parallel: bool = ..., all2all_backend:
     Literal['allgather_reducescatter', 'deepep_low_latency', 'deepep_high_throughput', 'flashinfer_nvlink_two_sided'] |
     None = ..., enable_eplb: bool = ..., num_redundant_experts: int = ..., place: str | PathLike[str] | Sequence[str |
     PathLike[str]] = ..., disaggregate: str | PathLike[str] | None = ..., prefill_tensor_parallel_size: int | None =
@@ -121,17 +121,17 @@ def capacity(
     min_speculative_tokens: int | None = ..., max_speculative_tokens: int = ..., max_num_seqs: int | None = ...,
     max_draft_batch: int | None = ..., max_verify_batch: int | None = ..., max_num_batched_tokens: int | None = ...,
     attention_dp_timeout_iters: int | None = ..., attention_dp_batching_wait_iters: int = ..., max_prompts_per_forward:
-    int | None = ..., async_scheduling: bool | None = ..., kv_cache: Literal['paged', 'reserved'] = ...,
-    enable_prefix_caching: bool = ..., quantization: Literal['fp8'] | None = ..., kv_cache_dtype: Literal['auto',
-    'fp8'] = ..., expert_overlap: float | None = ..., num_workers: int = ..., max_decode_queue: int = ...,
-    verify_gather: Literal['auto', 'always', 'never'] = ..., admission_factor: float = ..., hybrid_threshold: int =
-    ..., ahead_fan: int | None = ..., priority: Literal['none', 'stream', 'dynamic', 'preemptive', 'partition'] = ...,
-    gpu: str | PathLike[str] = ..., profile: str | PathLike[str] | None = ..., machine: str | PathLike[str] | None =
-    ..., engine: Literal['pdvsim', 'vllm', 'sglang', 'trtllm'] | None = ..., contention: Literal['fluid', 'serial',
-    'max'] = ..., padding: Literal['profile', 'vllm', 'sglang', 'tensorrt-llm'] = ..., gpu_memory_utilization: float =
-    ..., kv_capacity_tokens: int | None = ..., kv_offload_gb: float = ..., kv_offload_ssd_gb: float = ...,
-    kv_offload_link: Literal['pcie5', 'pcie4'] = ..., tensor_parallel_size: int = ..., draft_tensor_parallel_size: int
-    | None = ..., data_parallel_size: int = ..., enable_expert_parallel: bool = ..., all2all_backend:
+    int | None = ..., async_scheduling: bool | None = ..., enforce_eager: bool = ..., kv_cache: Literal['paged',
+    'reserved'] = ..., enable_prefix_caching: bool = ..., quantization: Literal['fp8'] | None = ..., kv_cache_dtype:
+    Literal['auto', 'fp8'] = ..., expert_overlap: float | None = ..., num_workers: int = ..., max_decode_queue: int =
+    ..., verify_gather: Literal['auto', 'always', 'never'] = ..., admission_factor: float = ..., hybrid_threshold: int
+    = ..., ahead_fan: int | None = ..., priority: Literal['none', 'stream', 'dynamic', 'preemptive', 'partition'] =
+    ..., gpu: str | PathLike[str] = ..., profile: str | PathLike[str] | None = ..., machine: str | PathLike[str] | None
+    = ..., engine: str | PathLike[str] | None = ..., contention: Literal['fluid', 'serial', 'max'] = ..., padding:
+    Literal['profile', 'vllm', 'sglang', 'tensorrt-llm'] = ..., gpu_memory_utilization: float = ...,
+    kv_capacity_tokens: int | None = ..., kv_offload_gb: float = ..., kv_offload_ssd_gb: float = ..., kv_offload_link:
+    Literal['pcie5', 'pcie4'] = ..., tensor_parallel_size: int = ..., draft_tensor_parallel_size: int | None = ...,
+    data_parallel_size: int = ..., enable_expert_parallel: bool = ..., all2all_backend:
     Literal['allgather_reducescatter', 'deepep_low_latency', 'deepep_high_throughput', 'flashinfer_nvlink_two_sided'] |
     None = ..., enable_eplb: bool = ..., num_redundant_experts: int = ..., place: str | PathLike[str] | Sequence[str |
     PathLike[str]] = ..., disaggregate: str | PathLike[str] | None = ..., prefill_tensor_parallel_size: int | None =
@@ -195,16 +195,16 @@ def draft_table(
     'suffix', 'none'] | None = ..., max_num_seqs: int = ..., max_draft_batch: int | None = ..., max_verify_batch: int |
     None = ..., max_num_batched_tokens: int = ..., attention_dp_timeout_iters: int | None = ...,
     attention_dp_batching_wait_iters: int = ..., max_prompts_per_forward: int | None = ..., async_scheduling: bool |
-    None = ..., kv_cache: Literal['paged', 'reserved'] = ..., enable_prefix_caching: bool = ..., quantization:
-    Literal['fp8'] | None = ..., kv_cache_dtype: Literal['auto', 'fp8'] = ..., expert_overlap: float | None = ...,
-    num_workers: int = ..., max_decode_queue: int = ..., verify_gather: Literal['auto', 'always', 'never'] = ...,
-    admission_factor: float = ..., hybrid_threshold: int = ..., ahead_fan: int | None = ..., priority: Literal['none',
-    'stream', 'dynamic', 'preemptive', 'partition'] = ..., gpu: str | PathLike[str] = ..., profile: str | PathLike[str]
-    | None = ..., machine: str | PathLike[str] | None = ..., contention: Literal['fluid', 'serial', 'max'] = ...,
-    gpu_memory_utilization: float = ..., kv_capacity_tokens: int | None = ..., kv_offload_gb: float = ...,
-    kv_offload_ssd_gb: float = ..., kv_offload_link: Literal['pcie5', 'pcie4'] = ..., tensor_parallel_size: int = ...,
-    draft_tensor_parallel_size: int | None = ..., data_parallel_size: int = ..., enable_expert_parallel: bool = ...,
-    all2all_backend: Literal['allgather_reducescatter', 'deepep_low_latency', 'deepep_high_throughput',
+    None = ..., enforce_eager: bool = ..., kv_cache: Literal['paged', 'reserved'] = ..., enable_prefix_caching: bool =
+    ..., quantization: Literal['fp8'] | None = ..., kv_cache_dtype: Literal['auto', 'fp8'] = ..., expert_overlap: float
+    | None = ..., num_workers: int = ..., max_decode_queue: int = ..., verify_gather: Literal['auto', 'always',
+    'never'] = ..., admission_factor: float = ..., hybrid_threshold: int = ..., ahead_fan: int | None = ..., priority:
+    Literal['none', 'stream', 'dynamic', 'preemptive', 'partition'] = ..., gpu: str | PathLike[str] = ..., profile: str
+    | PathLike[str] | None = ..., machine: str | PathLike[str] | None = ..., contention: Literal['fluid', 'serial',
+    'max'] = ..., gpu_memory_utilization: float = ..., kv_capacity_tokens: int | None = ..., kv_offload_gb: float =
+    ..., kv_offload_ssd_gb: float = ..., kv_offload_link: Literal['pcie5', 'pcie4'] = ..., tensor_parallel_size: int =
+    ..., draft_tensor_parallel_size: int | None = ..., data_parallel_size: int = ..., enable_expert_parallel: bool =
+    ..., all2all_backend: Literal['allgather_reducescatter', 'deepep_low_latency', 'deepep_high_throughput',
     'flashinfer_nvlink_two_sided'] | None = ..., enable_eplb: bool = ..., num_redundant_experts: int = ..., place: str
     | PathLike[str] | Sequence[str | PathLike[str]] = ..., disaggregate: str | PathLike[str] | None = ...,
     prefill_tensor_parallel_size: int | None = ..., prefill_data_parallel_size: int | None = ..., kv_link:
@@ -263,14 +263,14 @@ def run(
     ..., max_speculative_tokens: int = ..., max_num_seqs: int = ..., max_draft_batch: int | None = ...,
     max_verify_batch: int | None = ..., max_num_batched_tokens: int = ..., attention_dp_timeout_iters: int | None =
     ..., attention_dp_batching_wait_iters: int = ..., max_prompts_per_forward: int | None = ..., async_scheduling: bool
-    | None = ..., kv_cache: Literal['paged', 'reserved'] = ..., enable_prefix_caching: bool = ..., quantization:
-    Literal['fp8'] | None = ..., kv_cache_dtype: Literal['auto', 'fp8'] = ..., expert_overlap: float | None = ...,
-    num_workers: int = ..., max_decode_queue: int = ..., verify_gather: Literal['auto', 'always', 'never'] = ...,
-    admission_factor: float = ..., hybrid_threshold: int = ..., ahead_fan: int | None = ..., priority: Literal['none',
-    'stream', 'dynamic', 'preemptive', 'partition'] = ..., gpu: str | PathLike[str] = ..., profile: str | PathLike[str]
-    | None = ..., machine: str | PathLike[str] | None = ..., engine: Literal['pdvsim', 'vllm', 'sglang', 'trtllm'] |
-    None = ..., band: bool = ..., contention: Literal['fluid', 'serial', 'max'] = ..., padding: Literal['profile',
-    'vllm', 'sglang', 'tensorrt-llm'] = ..., gpu_memory_utilization: float = ..., kv_capacity_tokens: int | None = ...,
+    | None = ..., enforce_eager: bool = ..., kv_cache: Literal['paged', 'reserved'] = ..., enable_prefix_caching: bool
+    = ..., quantization: Literal['fp8'] | None = ..., kv_cache_dtype: Literal['auto', 'fp8'] = ..., expert_overlap:
+    float | None = ..., num_workers: int = ..., max_decode_queue: int = ..., verify_gather: Literal['auto', 'always',
+    'never'] = ..., admission_factor: float = ..., hybrid_threshold: int = ..., ahead_fan: int | None = ..., priority:
+    Literal['none', 'stream', 'dynamic', 'preemptive', 'partition'] = ..., gpu: str | PathLike[str] = ..., profile: str
+    | PathLike[str] | None = ..., machine: str | PathLike[str] | None = ..., engine: str | PathLike[str] | None = ...,
+    band: bool = ..., contention: Literal['fluid', 'serial', 'max'] = ..., padding: Literal['profile', 'vllm',
+    'sglang', 'tensorrt-llm'] = ..., gpu_memory_utilization: float = ..., kv_capacity_tokens: int | None = ...,
     kv_offload_gb: float = ..., kv_offload_ssd_gb: float = ..., kv_offload_link: Literal['pcie5', 'pcie4'] = ...,
     tensor_parallel_size: int = ..., draft_tensor_parallel_size: int | None = ..., data_parallel_size: int = ...,
     enable_expert_parallel: bool = ..., all2all_backend: Literal['allgather_reducescatter', 'deepep_low_latency',
@@ -343,14 +343,14 @@ def sweep(
     max_speculative_tokens: int = ..., max_num_seqs: int = ..., max_draft_batch: int | None = ..., max_verify_batch:
     int | None = ..., max_num_batched_tokens: int = ..., attention_dp_timeout_iters: int | None = ...,
     attention_dp_batching_wait_iters: int = ..., max_prompts_per_forward: int | None = ..., async_scheduling: bool |
-    None = ..., kv_cache: Literal['paged', 'reserved'] = ..., enable_prefix_caching: bool = ..., quantization:
-    Literal['fp8'] | None = ..., kv_cache_dtype: Literal['auto', 'fp8'] = ..., expert_overlap: float | None = ...,
-    num_workers: int = ..., max_decode_queue: int = ..., verify_gather: Literal['auto', 'always', 'never'] = ...,
-    admission_factor: float = ..., hybrid_threshold: int = ..., ahead_fan: int | None = ..., priority: Literal['none',
-    'stream', 'dynamic', 'preemptive', 'partition'] = ..., gpu: str | PathLike[str] = ..., profile: str | PathLike[str]
-    | None = ..., machine: str | PathLike[str] | None = ..., engine: Literal['pdvsim', 'vllm', 'sglang', 'trtllm'] |
-    None = ..., band: bool = ..., contention: Literal['fluid', 'serial', 'max'] = ..., padding: Literal['profile',
-    'vllm', 'sglang', 'tensorrt-llm'] = ..., gpu_memory_utilization: float = ..., kv_capacity_tokens: int | None = ...,
+    None = ..., enforce_eager: bool = ..., kv_cache: Literal['paged', 'reserved'] = ..., enable_prefix_caching: bool =
+    ..., quantization: Literal['fp8'] | None = ..., kv_cache_dtype: Literal['auto', 'fp8'] = ..., expert_overlap: float
+    | None = ..., num_workers: int = ..., max_decode_queue: int = ..., verify_gather: Literal['auto', 'always',
+    'never'] = ..., admission_factor: float = ..., hybrid_threshold: int = ..., ahead_fan: int | None = ..., priority:
+    Literal['none', 'stream', 'dynamic', 'preemptive', 'partition'] = ..., gpu: str | PathLike[str] = ..., profile: str
+    | PathLike[str] | None = ..., machine: str | PathLike[str] | None = ..., engine: str | PathLike[str] | None = ...,
+    band: bool = ..., contention: Literal['fluid', 'serial', 'max'] = ..., padding: Literal['profile', 'vllm',
+    'sglang', 'tensorrt-llm'] = ..., gpu_memory_utilization: float = ..., kv_capacity_tokens: int | None = ...,
     kv_offload_gb: float = ..., kv_offload_ssd_gb: float = ..., kv_offload_link: Literal['pcie5', 'pcie4'] = ...,
     tensor_parallel_size: int = ..., draft_tensor_parallel_size: int | None = ..., data_parallel_size: int = ...,
     enable_expert_parallel: bool = ..., all2all_backend: Literal['allgather_reducescatter', 'deepep_low_latency',
@@ -430,12 +430,12 @@ def validate(
     max_speculative_tokens: int = ..., max_num_seqs: int = ..., max_draft_batch: int | None = ..., max_verify_batch:
     int | None = ..., max_num_batched_tokens: int = ..., attention_dp_timeout_iters: int | None = ...,
     attention_dp_batching_wait_iters: int = ..., max_prompts_per_forward: int | None = ..., async_scheduling: bool |
-    None = ..., kv_cache: Literal['paged', 'reserved'] = ..., enable_prefix_caching: bool = ..., quantization:
-    Literal['fp8'] | None = ..., kv_cache_dtype: Literal['auto', 'fp8'] = ..., expert_overlap: float | None = ...,
-    num_workers: int = ..., max_decode_queue: int = ..., verify_gather: Literal['auto', 'always', 'never'] = ...,
-    admission_factor: float = ..., hybrid_threshold: int = ..., ahead_fan: int | None = ..., priority: Literal['none',
-    'stream', 'dynamic', 'preemptive', 'partition'] = ..., gpu: str | PathLike[str] = ..., machine: str | PathLike[str]
-    | None = ..., engine: Literal['pdvsim', 'vllm', 'sglang', 'trtllm'] | None = ..., band: bool = ..., padding:
+    None = ..., enforce_eager: bool = ..., kv_cache: Literal['paged', 'reserved'] = ..., enable_prefix_caching: bool =
+    ..., quantization: Literal['fp8'] | None = ..., kv_cache_dtype: Literal['auto', 'fp8'] = ..., expert_overlap: float
+    | None = ..., num_workers: int = ..., max_decode_queue: int = ..., verify_gather: Literal['auto', 'always',
+    'never'] = ..., admission_factor: float = ..., hybrid_threshold: int = ..., ahead_fan: int | None = ..., priority:
+    Literal['none', 'stream', 'dynamic', 'preemptive', 'partition'] = ..., gpu: str | PathLike[str] = ..., machine: str
+    | PathLike[str] | None = ..., engine: str | PathLike[str] | None = ..., band: bool = ..., padding:
     Literal['profile', 'vllm', 'sglang', 'tensorrt-llm'] = ..., gpu_memory_utilization: float = ...,
     kv_capacity_tokens: int | None = ..., kv_offload_gb: float = ..., kv_offload_ssd_gb: float = ..., kv_offload_link:
     Literal['pcie5', 'pcie4'] = ..., tensor_parallel_size: int = ..., draft_tensor_parallel_size: int | None = ...,
@@ -496,30 +496,30 @@ def winner_map(
     max_speculative_tokens: int = ..., max_num_seqs: int | None = ..., max_draft_batch: int | None = ...,
     max_verify_batch: int | None = ..., max_num_batched_tokens: int | None = ..., attention_dp_timeout_iters: int |
     None = ..., attention_dp_batching_wait_iters: int = ..., max_prompts_per_forward: int | None = ...,
-    async_scheduling: bool | None = ..., kv_cache: Literal['paged', 'reserved'] = ..., enable_prefix_caching: bool =
-    ..., quantization: Literal['fp8'] | None = ..., kv_cache_dtype: Literal['auto', 'fp8'] = ..., expert_overlap: float
-    | None = ..., num_workers: int = ..., max_decode_queue: int = ..., verify_gather: Literal['auto', 'always',
-    'never'] = ..., admission_factor: float = ..., hybrid_threshold: int = ..., ahead_fan: int | None = ..., priority:
-    Literal['none', 'stream', 'dynamic', 'preemptive', 'partition'] = ..., gpu: str | PathLike[str] = ..., profile: str
-    | PathLike[str] | None = ..., machine: str | PathLike[str] | None = ..., engine: Literal['pdvsim', 'vllm',
-    'sglang', 'trtllm'] | None = ..., contention: Literal['fluid', 'serial', 'max'] = ..., padding: Literal['profile',
-    'vllm', 'sglang', 'tensorrt-llm'] = ..., gpu_memory_utilization: float = ..., kv_capacity_tokens: int | None = ...,
-    kv_offload_gb: float = ..., kv_offload_ssd_gb: float = ..., kv_offload_link: Literal['pcie5', 'pcie4'] = ...,
-    tensor_parallel_size: int = ..., draft_tensor_parallel_size: int | None = ..., data_parallel_size: int = ...,
-    enable_expert_parallel: bool = ..., all2all_backend: Literal['allgather_reducescatter', 'deepep_low_latency',
-    'deepep_high_throughput', 'flashinfer_nvlink_two_sided'] | None = ..., enable_eplb: bool = ...,
-    num_redundant_experts: int = ..., place: str | PathLike[str] | Sequence[str | PathLike[str]] = ..., disaggregate:
-    str | PathLike[str] | None = ..., prefill_tensor_parallel_size: int | None = ..., prefill_data_parallel_size: int |
-    None = ..., kv_link: Literal['nvlink4', 'nvlink5', 'pcie5', 'pcie4', 'infiniband-xdr', '400gbe', '100gbe'] | None =
-    ..., kv_transfer: Literal['layers', 'prompt'] = ..., draft_kv: Literal['sent', 'recomputed'] = ..., cards: str |
-    PathLike[str] | Sequence[str | PathLike[str]] = ..., link: Literal['nvlink4', 'nvlink5', 'pcie5', 'pcie4',
-    'infiniband-xdr', '400gbe', '100gbe'] = ..., replicas: int = ..., router: Literal['round-robin', 'least-loaded',
-    'random', 'prefix-aware'] = ..., host: Literal['measured', 'polling', 'python-threads'] = ..., launch_s: float |
-    None = ..., completion_s: float | None = ..., handoff_s: float | None = ..., goodput: str | PathLike[str] |
-    Sequence[str | PathLike[str]] = ..., metric_percentiles: float | Sequence[float] = ..., model: str | PathLike[str]
-    | None = ..., random_prefix_len: int | None = ..., prefix_repetition_prefix_len: int | None = ...,
-    prefix_repetition_suffix_len: int | None = ..., prefix_repetition_num_prefixes: int | None = ...,
-    prefix_repetition_output_len: int | None = ...,
+    async_scheduling: bool | None = ..., enforce_eager: bool = ..., kv_cache: Literal['paged', 'reserved'] = ...,
+    enable_prefix_caching: bool = ..., quantization: Literal['fp8'] | None = ..., kv_cache_dtype: Literal['auto',
+    'fp8'] = ..., expert_overlap: float | None = ..., num_workers: int = ..., max_decode_queue: int = ...,
+    verify_gather: Literal['auto', 'always', 'never'] = ..., admission_factor: float = ..., hybrid_threshold: int =
+    ..., ahead_fan: int | None = ..., priority: Literal['none', 'stream', 'dynamic', 'preemptive', 'partition'] = ...,
+    gpu: str | PathLike[str] = ..., profile: str | PathLike[str] | None = ..., machine: str | PathLike[str] | None =
+    ..., engine: str | PathLike[str] | None = ..., contention: Literal['fluid', 'serial', 'max'] = ..., padding:
+    Literal['profile', 'vllm', 'sglang', 'tensorrt-llm'] = ..., gpu_memory_utilization: float = ...,
+    kv_capacity_tokens: int | None = ..., kv_offload_gb: float = ..., kv_offload_ssd_gb: float = ..., kv_offload_link:
+    Literal['pcie5', 'pcie4'] = ..., tensor_parallel_size: int = ..., draft_tensor_parallel_size: int | None = ...,
+    data_parallel_size: int = ..., enable_expert_parallel: bool = ..., all2all_backend:
+    Literal['allgather_reducescatter', 'deepep_low_latency', 'deepep_high_throughput', 'flashinfer_nvlink_two_sided'] |
+    None = ..., enable_eplb: bool = ..., num_redundant_experts: int = ..., place: str | PathLike[str] | Sequence[str |
+    PathLike[str]] = ..., disaggregate: str | PathLike[str] | None = ..., prefill_tensor_parallel_size: int | None =
+    ..., prefill_data_parallel_size: int | None = ..., kv_link: Literal['nvlink4', 'nvlink5', 'pcie5', 'pcie4',
+    'infiniband-xdr', '400gbe', '100gbe'] | None = ..., kv_transfer: Literal['layers', 'prompt'] = ..., draft_kv:
+    Literal['sent', 'recomputed'] = ..., cards: str | PathLike[str] | Sequence[str | PathLike[str]] = ..., link:
+    Literal['nvlink4', 'nvlink5', 'pcie5', 'pcie4', 'infiniband-xdr', '400gbe', '100gbe'] = ..., replicas: int = ...,
+    router: Literal['round-robin', 'least-loaded', 'random', 'prefix-aware'] = ..., host: Literal['measured',
+    'polling', 'python-threads'] = ..., launch_s: float | None = ..., completion_s: float | None = ..., handoff_s:
+    float | None = ..., goodput: str | PathLike[str] | Sequence[str | PathLike[str]] = ..., metric_percentiles: float |
+    Sequence[float] = ..., model: str | PathLike[str] | None = ..., random_prefix_len: int | None = ...,
+    prefix_repetition_prefix_len: int | None = ..., prefix_repetition_suffix_len: int | None = ...,
+    prefix_repetition_num_prefixes: int | None = ..., prefix_repetition_output_len: int | None = ...,
 ) -> WinnerMap:
     """The best architecture over two axes; keywords are the flags of `pdvsim map`. Prints as a table.
 

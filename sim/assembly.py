@@ -49,7 +49,7 @@ def profile_of(experiment: Experiment) -> Profile:
 def card_profile(hardware: Hardware, card: str) -> Profile:
     """The profile of the chosen engine on a card."""
     engine = hardware.engine_on(card)
-    return builtin(card) if engine == "pdvsim" else engine_profile(engine, card)
+    return builtin(card) if engine == "pdvsim" else engine_profile(engine, card, hardware.engine_version)
 
 
 def covered(profile: Profile, experiment: Experiment) -> Profile:
@@ -57,7 +57,7 @@ def covered(profile: Profile, experiment: Experiment) -> Profile:
     pair = experiment.pair if experiment.speculates else Pair(experiment.pair.target, experiment.pair.target)
     if isinstance(profile, ComposedProfile):
         kind = experiment.server.drafted_by if experiment.speculates else "none"
-        profile = serving(profile, kind, experiment.server.async_scheduling)
+        profile = serving(profile, kind, experiment.server.async_scheduling, experiment.server.enforce_eager)
     whole, padding = profile.covering(pair, link_of(experiment)), experiment.hardware.padding
     return whole if padding == "profile" else padded(whole, padding)
 

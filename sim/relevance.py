@@ -72,8 +72,7 @@ def _priority_acts(e: Experiment) -> bool:
 
 
 def _offloads(e: Experiment) -> bool:
-    cached = e.server.enable_prefix_caching and e.paged and e.traffic.shares
-    return cached and policy_of(e.arch).workers == "lanes"
+    return e.server.enable_prefix_caching and e.paged and e.traffic.shares and policy_of(e.arch).workers == "lanes"
 
 
 def _schedules(e: Experiment) -> bool:
@@ -81,8 +80,8 @@ def _schedules(e: Experiment) -> bool:
         return False
     if e.hardware.predicted_engine == "pdvsim":
         return e.arch != "autoregressive" and e.has_drafter and e.server.drafted_by not in LOOKED_UP
-    kind = e.server.drafted_by if e.speculates else "none"
-    return ENGINES[e.hardware.predicted_engine].can_schedule(kind, e.server.async_scheduling is True)
+    engine, kind = ENGINES[e.hardware.predicted_engine], e.server.drafted_by if e.speculates else "none"
+    return engine.can_schedule(kind, e.server.async_scheduling is True, e.hardware.engine_version)
 
 
 _SERVING: NeedRows = (
@@ -118,9 +117,10 @@ _SERVING: NeedRows = (
     ("max_draft_batch max_verify_batch", *_STREAMS),
     ("max_prompts_per_forward", lambda e: policy_of(e.arch).workers == "lanes",
      "an architecture that prefills several prompts per forward"),
-    ("async_scheduling",
-     _schedules, "--arch colocated or pd, and --engine pdvsim with a drafter on the GPU; or --engine vllm, where it is "
-     "on only without draft models, n-gram and suffix drafts"),
+    ("enforce_eager", lambda e: ENGINES[e.hardware.predicted_engine].era(e.hardware.engine_version).eager_s > 0,
+     "--engine vllm, 0.14 or later"),
+    ("async_scheduling", _schedules, "--arch colocated or pd, and --engine pdvsim with a drafter on the GPU; or "
+     "--engine vllm, where it is on only without draft models, n-gram and suffix drafts"),
 )  # fmt: skip
 _HARDWARE: NeedRows = (
     ("priority", _priority_acts, f"{_STREAMS[1]} and --contention fluid (none, dynamic: or serial)"),

@@ -214,6 +214,8 @@ REFUSED = [  # what the line must name: the option, its value, its limit, or wha
     ("run --arch autoregressive --tensor-parallel-size 2 --draft-tensor-parallel-size 1", "no --draft-tensor"),
     # engines
     ("run --engine vllm --profile roofline", "leave out --profile"),
+    ("run --enforce-eager --engine vllm==0.13.0", "--enforce-eager no effect it needs vllm, 0.14 or later"),
+    *((f"run --engine {one}", f"--engine: invalid choice '{one}'") for one in ("vlm", "vllm==new", "pdvsim==1.0")),
     ("run --engine vllm --padding sglang", "--padding sglang: profile h200-vllm is padded as vllm"),
     # records
     *((f"{command} --no-detailed {more}", "need records, which --no-detailed does not keep") for command, more in (

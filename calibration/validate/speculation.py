@@ -293,11 +293,11 @@ def error_cells(predictions: Sequence[PredictedPair]) -> dict[str, Any]:
         "ratio_median": float(np.median(ratio)),
         "ratio_95": float(np.quantile(ratio, 0.95)),
         "ratio_signed": float(np.median([one.error for one in predictions])),
+        "ratio_range": [float(np.quantile([1 + one.error for one in predictions], at)) for at in (0.05, 0.95)],
         "signs": sum(one.has_sign for one in predictions),
     }
     for name in ServedFigures._fields:
         for side, what in enumerate(("plain", "drafted")):
-            errors = np.array([one.errors_of(name, side) for one in predictions])
-            known = errors[np.isfinite(errors)]
-            cells[f"{name}_{what}"] = float(np.median(np.abs(known))) if known.size else None
+            known = [error for one in predictions if math.isfinite(error := one.errors_of(name, side))]
+            cells[f"{name}_{what}"] = float(np.median(np.abs(known))) if known else None
     return cells

@@ -82,7 +82,7 @@ def known_profile(gpu: str, name: str, config: Config) -> Profile | None:
     """The profile `name`, if it is built in or its file still exists."""
     if gpu in GPUS:
         engines = (
-            engine_profile(engine, card)
+            engine_profile(engine, card, str(config.hardware.get("engine") or "").partition("==")[2])
             for engine, card, _ in shipped_tables()
             if name == f"{gpu}-{engine}" and card == gpu
         )

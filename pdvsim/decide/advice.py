@@ -18,6 +18,7 @@ from pdvsim.common.commandline import command_line
 from pdvsim.decide import surroundings
 from pdvsim.decide.capacity import Capacities
 from pdvsim.decide.deploy import Deployment
+from pdvsim.decide.error import gain_note
 from pdvsim.decide.goal import NAMES, attained, level_title
 from pdvsim.decide.question import Question
 from pdvsim.decide.race import Contest, threshold_text, unsure_text
@@ -380,7 +381,9 @@ class Advice(Answer):
     def _failure_modes(self, best: Experiment) -> list[str]:
         name, lines = self.question.name(best), []
         if self.alone is not None:
-            lines.append(f"low concurrency: {_alone_text(name, *self.alone)}")
+            drafts = next((one for one in (best, *self.finals) if one.speculates), best)
+            gains = [self.alone[1].mean] if self.alone[1] is not None else []
+            lines += [f"low concurrency: {_alone_text(name, *self.alone)}", *gain_note(drafts, gains)]
         if self.break_even is not None:
             lines.append(f"poor speculation: {self.break_even.text(name)}")
         if self.memory is not None:

@@ -16,7 +16,6 @@ from pdvsim.realrun.machine import Machine, refuse
 from pdvsim.sim.config import Experiment
 from pdvsim.sim.engines import ENGINES
 from pdvsim.sim.engines.served import Block, Served, served_as
-from pdvsim.sim.prices.kernels import shipped_tables
 from pdvsim.view.report.sheet import command_html
 from pdvsim.view.table import continued
 
@@ -52,14 +51,14 @@ def deployment(experiment: Experiment, fixed: Experiment | None = None) -> list[
 
 
 def _of_engine(block: Block, experiment: Experiment) -> Block:
-    """The block with a note where another engine than its own was predicted."""
+    """The block with a note where another engine than its own, or one version of it, was predicted."""
     engine = next((one for one in ENGINES.values() if block.label.startswith(one.title)), None)
-    predicted, card = experiment.hardware.predicted_engine, experiment.hardware.gpu
-    if engine is None or engine.name == predicted or not block.text:
+    predicted, version = experiment.hardware.predicted_engine, experiment.hardware.engine_version
+    if engine is None or not block.text or (engine.name == predicted and not version):
         return block
-    known = any((engine.name, card) == tables[:2] for tables in shipped_tables())
-    how = f"--engine {engine.name} predicts its own" if known else f"its own on {card} are not known"
-    return replace(block, notes=(*block.notes, f"the figures are of the engine {predicted}: {how}"))
+    note = f"the figures are of the engine {predicted}: --engine {engine.name} predicts its own"
+    note = f"predicted: {engine.title} {version}" if engine.name == predicted else note
+    return replace(block, notes=(*block.notes, note))
 
 
 def realrun(experiment: Experiment) -> Block:

@@ -12,6 +12,7 @@ from pdvsim.bench.inputs import checked
 from pdvsim.bench.length import given_length, mean_turns, with_length
 from pdvsim.bench.stats import Interval
 from pdvsim.decide.deploy import Deployment
+from pdvsim.decide.error import gain_note
 from pdvsim.decide.report import NO_DRAFTS, Answer, Report, lengths_note, plural
 from pdvsim.decide.runs import replications
 from pdvsim.sim.assembly import profile_of
@@ -249,6 +250,7 @@ def _notes(table: DraftTable) -> list[str]:
         "over plain: over a server without a drafter, at both ends of the range; least: the smallest such gain in it; "
         "gain: over the next best k"
     ]
+    notes += gain_note(question.base, [1 + gain for tier in table.tiers if tier.k for gain in tier.over_plain])
     if question.base.acceptance.by_rate:
         notes.append(f"acceptance: range of rates in which k stays best{within}")
     pays = [f"{tier.break_even:.2f} at batch {tier.first} to {tier.last}" for tier in table.tiers if tier.break_even]

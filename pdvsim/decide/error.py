@@ -12,7 +12,9 @@ the error of either is in both.
 
 from __future__ import annotations
 
-from collections.abc import Container
+import json
+from collections.abc import Container, Sequence
+from importlib.resources import files
 
 from pdvsim.sim.assembly import ServerParts, link_of, profile_of
 from pdvsim.sim.config import Experiment, Hardware
@@ -37,6 +39,18 @@ def lead_error(experiment: Experiment, metric: str) -> float:
     if experiment.hardware.cards:
         off = max(off, ServerParts(experiment).bar)
     return max(off, *(known.bar(model) for model in (pair.draft, pair.target)))
+
+
+def gain_note(experiment: Experiment, gains: Sequence[float]) -> list[str]:
+    """How far off such gains by drafting were on held-out pairs of its engine, as a line; none if not measured."""
+    held_out = json.loads((files("pdvsim.calibration") / "data" / "speculation" / "ratios.json").read_text("utf-8"))
+    name = f"{experiment.hardware.predicted_engine} {experiment.server.drafted_by}"
+    if not gains or name not in held_out:
+        return []
+    low, high = held_out[name]["ratio_range"]
+    doubt = "; the sign is not certain" if any(low <= gain <= high for gain in gains) else ""
+    pairs = f"{held_out[name]['pairs']} held-out pairs of servers ({name})"
+    return [f"gains by drafting, predicted over measured: {low:.2f} to {high:.2f} in 90% of {pairs}{doubt}"]
 
 
 def _nearest_measured(metric: str, known: Container[str]) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from pdvsim.bench.pool import Backend, Item, finished
@@ -10,7 +10,6 @@ from pdvsim.calibration.validate.speculation import (
     LengthChoice,
     MeasuredPair,
     PredictedPair,
-    ServedFigures,
     best_lengths,
     error_cells,
     predicted,
@@ -31,7 +30,7 @@ def compared_pairs(
         pairs = pairs[:: max(1, len(pairs) // most)][:most]
     rows, failed = finished_rows(_task, pairs, "pairs", jobs, quiet)
     failures = {pairs[at].setting: reason for at, reason in failed.items()}
-    predictions = [PredictedPair(pairs[at], (_side(row, 0), _side(row, 1))) for at, row in sorted(rows.items())]
+    predictions = [PredictedPair(pairs[at], row["sides"]) for at, row in sorted(rows.items())]
     choices = best_lengths(predictions)
     document = {
         "held_out": held_out,
@@ -63,12 +62,7 @@ def finished_rows(
 
 
 def _task(index: int, pair: MeasuredPair) -> dict[str, Any]:
-    sides = predicted(pair).predicted
-    return {name: [getattr(side, name) for side in sides] for name in ServedFigures._fields}
-
-
-def _side(row: Mapping[str, Any], side: int) -> ServedFigures:
-    return ServedFigures(*(row[name][side] for name in ServedFigures._fields))
+    return {"sides": predicted(pair).predicted}
 
 
 def _row(one: PredictedPair) -> dict[str, Any]:
@@ -82,9 +76,8 @@ def _row(one: PredictedPair) -> dict[str, Any]:
 
 
 def _concurrency(one: PredictedPair) -> str:
-    clients = one.pair.drafted.concurrency
-    upper = next((most for most in CONCURRENCIES if clients <= most), None)
-    return f"up to {upper}" if upper else f"above {CONCURRENCIES[-1]}"
+    groups = (f"up to {most}" for most in CONCURRENCIES if one.pair.drafted.concurrency <= most)
+    return next(groups, f"above {CONCURRENCIES[-1]}")
 
 
 GROUPS: dict[str, Callable[[PredictedPair], str]] = {
@@ -114,10 +107,7 @@ def _text(
         lines = []
         for key, group in _grouped(predictions, key_of).items():
             cells = error_cells(group)
-            figures = [
-                cells[f"throughput_{side}"] if cells[f"tpot_ms_{side}"] is None else cells[f"tpot_ms_{side}"]
-                for side in ("plain", "drafted")
-            ]
+            figures = [cells[f"tpot_ms_{side}"] or cells[f"throughput_{side}"] for side in ("plain", "drafted")]
             lines.append([
                 key, str(cells["pairs"]), percent_cell(cells["ratio_median"]), percent_cell(cells["ratio_95"]),
                 f"{cells['ratio_signed']:+.1%}", f"{cells['signs']} of {cells['pairs']}",
@@ -125,12 +115,9 @@ def _text(
             ])  # fmt: skip
         tables.append(grid((name, *head[1:]), lines))
     if choices:
-        wrong = [choice for choice in choices if choice.measured != choice.predicted]
-        lost = max(choice.loss for choice in choices)
-        tables.append(
-            f"Best draft length (0 among them): right in {len(choices) - len(wrong)} of {len(choices)} settings; "
-            f"the predicted one loses {lost:.1%} at most"
-        )
+        right = sum(choice.measured == choice.predicted for choice in choices)
+        lost = f"the predicted one loses {max(choice.loss for choice in choices):.1%} at most"
+        tables.append(f"Best draft length (0 among them): right in {right} of {len(choices)} settings; {lost}")
     tables += [f"not simulated: {setting}: {why}" for setting, why in failures.items()]
     tables.append(
         "Errors of the ratio; of TPOT, else throughput, without and with speculation (medians of absolute values)"

@@ -10,6 +10,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from itertools import takewhile
 from typing import Any, NamedTuple
 
 from pdvsim.sim.config import Experiment
@@ -30,6 +31,7 @@ class Era(NamedTuple):
     step: EngineStep
     drafters: Mapping[DrafterKind, Mapping[str, float]] = {}  # constants that are others with a kind of drafter
     synchronous: frozenset[DrafterKind] = frozenset()  # drafters with which it does not schedule asynchronously
+    eager_s: float = 0.0  # least time per layer of a forward without CUDA graphs; 0: not known
 
 
 class InferenceEngine:
@@ -55,14 +57,10 @@ class InferenceEngine:
         older = (era for era in self.eras if dated and era.before and _numbers(version) < _numbers(era.before))
         return next(older, self.eras[-1])
 
-    def step(self, version: str = "") -> EngineStep:
-        """The constants of a version without a drafter."""
-        return self.era(version).step
-
-    def serving(self, version: str, kind: DrafterKind, asynchronous: bool | None) -> EngineStep:
-        """The constants with a kind of drafter, and with asynchronous scheduling or without; None: as by default."""
+    def serving(self, version: str, kind: DrafterKind, asynchronous: bool | None, eager: bool = False) -> EngineStep:
+        """The constants with a kind of drafter, asynchronous scheduling or not (None: by default), and eager or not."""
         era = self.era(version)
-        changed: dict[str, Any] = dict(era.drafters.get(kind, {}))
+        changed: dict[str, Any] = {**era.drafters.get(kind, {}), "launched_s": era.eager_s * eager}
         step = replace(era.step, **changed)
         if asynchronous is None:
             asynchronous = kind not in era.synchronous
@@ -94,12 +92,7 @@ class InferenceEngine:
 
 def _numbers(version: str) -> tuple[int, ...]:
     """A version as numbers, up to what is no number."""
-    parts = []
-    for part in version.split("."):
-        if not part.isdecimal():
-            break
-        parts.append(int(part))
-    return tuple(parts)
+    return tuple(map(int, takewhile(str.isdecimal, version.split("."))))
 
 
 def line(words: Sequence[Any]) -> str:

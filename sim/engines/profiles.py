@@ -19,7 +19,7 @@ from pdvsim.sim.prices.kernels import KernelTables, read_tables, shipped_tables
 from pdvsim.sim.prices.options import Padding
 from pdvsim.sim.prices.profile import SCHEMA, HostCost, Profile, builtin
 from pdvsim.sim.prices.shapes import packed, roofline, unpacked
-from pdvsim.sim.prices.steps import EngineStep
+from pdvsim.sim.prices.steps import EngineStep, GraphSizes
 from pdvsim.sim.prices.transfer import shipped
 
 MESSAGES = ("reduce", "nccl", "deepep", "deepep-nodes")
@@ -74,8 +74,9 @@ def scaled(tables: KernelTables, card: GpuSpec) -> KernelTables:
 def from_tables(tables: KernelTables, version: str = "") -> ComposedProfile:
     """The profile that tables give with the engine's constants."""
     engine = ENGINES[tables.engine]  # type: ignore[index]
-    h200, step, error = builtin("h200"), engine.step(version), engine.error(tables.gpu.name)
+    h200, step, error = builtin("h200"), engine.era(version).step, engine.error(tables.gpu.name)
     served, version = version, f"{tables.engine} {tables.version}"
+    kernels = f"{version}{f', host of {tables.engine} {served}' if served else ''}"
     measured, near = "no measured server", tables.about.get("scaled")
     if error is not None and near is not None:
         error = replace(error, tpot=math.expm1(math.hypot(math.log1p(error.tpot), math.log1p(SCALED_BAR))))
@@ -85,7 +86,7 @@ def from_tables(tables: KernelTables, version: str = "") -> ComposedProfile:
     return ComposedProfile(
         schema_version=SCHEMA,
         name=f"{tables.gpu.name}-{tables.engine}",
-        foundation=f"composed from the kernels of {version}{f' on {near}, scaled' if near else ''}; {measured}",
+        foundation=f"composed from the kernels of {kernels}{f' on {near}, scaled' if near else ''}; {measured}",
         gpu=shipped().ceilings(tables.gpu),
         models={},
         host=_host(step),
@@ -114,10 +115,13 @@ def _host(step: EngineStep) -> HostCost:
     return HostCost(0.0, step.step_s, handoff_s, step.row_s, step.request_s, step.prompt_token_s)
 
 
-def serving(profile: ComposedProfile, kind: DrafterKind, asynchronous: bool | None = None) -> ComposedProfile:
-    """The profile with a kind of drafter, and with asynchronous scheduling or without; None: as the engine does it."""
-    step = ENGINES[profile.engine].serving(profile.served, kind, asynchronous)
-    return profile if step == profile.step else replace(profile, step=step, host=_host(step))
+def serving(
+    profile: ComposedProfile, kind: DrafterKind, asynchronous: bool | None = None, eager: bool = False
+) -> ComposedProfile:
+    """The profile with a kind of drafter, asynchronous scheduling or not (None: by default), and eager or not."""
+    step = ENGINES[profile.engine].serving(profile.served, kind, asynchronous, eager)
+    graphs = GraphSizes() if eager else profile.graphs
+    return profile if step == profile.step else replace(profile, step=step, host=_host(step), graphs=graphs)
 
 
 def padded(profile: Profile, padding: Padding) -> Profile:

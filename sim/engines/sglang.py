@@ -91,6 +91,7 @@ class Sglang(InferenceEngine):
             *("python3", "-m", "sglang.launch_server", "--model-path", checkpoint(pair.target)),
             *("--max-running-requests", ranks * server.max_num_seqs),
             *("--chunked-prefill-size", ranks * server.max_num_batched_tokens),
+            *(["--disable-cuda-graph"] if server.enforce_eager else []),
             *("--mem-fraction-static", hardware.gpu_memory_utilization),
             *shared_flags(served, k, "--context-length", "fp8_e4m3", ranks),
             *([] if server.enable_prefix_caching else ["--disable-radix-cache"]),

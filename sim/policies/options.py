@@ -81,6 +81,8 @@ class Server:
     pad_drafts: Internal[bool] = False  # ngram: rows of a verify padded to its longest draft, as in realrun's engine
     async_scheduling: bool | None = None
     """Schedule the next step (pdvsim: launch the next draft) before the last result is read. Default: the engine's."""
+    enforce_eager: bool = False
+    """No CUDA graphs and no torch.compile, as vLLM with this flag: the host launches the kernels of each layer."""
     kv_cache: KvPolicy = "paged"
     """paged: blocks are allocated as tokens arrive, with preemption when none is free. reserved: all blocks a request
     may need are allocated at admission, and prefixes are not cached."""
@@ -107,9 +109,8 @@ class Server:
     ahead_fan: Annotated[int, Range(0, 64)] | None = None
     """pdv-ahead: tokens guessed after each possible number of accepted drafts. 0: continue as if all were accepted.
     Default: the latency model chooses for each batch."""
-    ahead_miss: Internal[Literal["auto", "draft", "plain"]] = (
-        "auto"  # unforeseen verdict: draft anew, or verify plainly
-    )
+    # unforeseen verdict: draft anew, or verify plainly
+    ahead_miss: Internal[Literal["auto", "draft", "plain"]] = "auto"
     # chance that a target's token is none of the drafter's next n: (1 + n)^-this; assumed
     ahead_exponent: Internal[Annotated[float, Range(0, 10)]] = 1.0
     priority: Priority = "stream"
@@ -121,16 +122,13 @@ class Server:
         pair = drafted_by(self.drafter, pair_name(self.pair))
         object.__setattr__(self, "pair", pair if self.quantization is None else with_fp8_target(pair))
         if self.controller == "feedback" and self.min_speculative_tokens == 0:
-            raise ValueError(
-                "--controller feedback learns only from drafts: --min-speculative-tokens must be at least 1"
-            )
+            raise ValueError("--controller feedback learns from drafts: --min-speculative-tokens must be at least 1")
         if (self.min_speculative_tokens or 0) > self.max_speculative_tokens:
             raise ValueError("min-speculative-tokens must not exceed max-speculative-tokens")
         if self.controller == "table" and not self.draft_table:
             raise ValueError("--controller table needs --num-speculative-tokens-per-batch-size, e.g. 1:4 16:2")
         for name in ("max_draft_batch", "max_verify_batch"):
-            limit = getattr(self, name)
-            if limit is not None and limit > self.max_num_seqs:
+            if (limit := getattr(self, name)) is not None and limit > self.max_num_seqs:
                 flag = name.replace("_", "-")
                 raise ValueError(f"{flag} must be at most max-num-seqs, {self.max_num_seqs}, got {limit}")
 

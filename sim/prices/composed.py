@@ -70,15 +70,10 @@ class ComposedProfile(Profile):
         if link is not None and link not in usual:
             shared = {name: spec for name, spec in specs.items() if spec.shards > 1 or spec.data_ranks > 1}
             fits |= {name: with_collectives(fits[name], spec, link, self.gpu.name) for name, spec in shared.items()}
-        bars = {} if self.error is None else {name: self._bar(spec, self.error) for name, spec in specs.items()}
+        bars = {} if self.error is None else dict.fromkeys(specs, self.error.tpot)
+        for name in (name for name in bars if specs[name].compressed is not None):  # unlike origins: added squared
+            bars[name] = math.expm1(math.hypot(math.log1p(bars[name]), math.log1p(UNMEASURED_BAR)))
         return replace(self, models=self.models | fits, uncertainty=self.uncertainty | bars)
-
-    @staticmethod
-    def _bar(spec: ModelSpec, error: EngineError) -> float:
-        """The engine's; with that of layers of which no server was measured. Errors of unlike origin add squared."""
-        if spec.compressed is None:
-            return error.tpot
-        return math.expm1(math.hypot(math.log1p(error.tpot), math.log1p(UNMEASURED_BAR)))
 
     @property
     def sent_bar(self) -> None:
@@ -109,9 +104,8 @@ def compose(tables: KernelTables, step: EngineStep, spec: ModelSpec, drafts: boo
     gaps_s = spec.layers * step.layer_s + spec.state_layers * step.state_s
     gaps_s += 0.0 if spec.sparse is None else spec.sparse.layers * step.sparse_s
     layer = np.maximum.accumulate(factor * (layers - alone * expert_s * read) + gaps_s)
-    if drafts:
-        launched_s = spec.layers * (step.draft_layer_s + (step.draft_shard_s if spec.shards > 1 else 0.0))
-        layer = np.maximum(layer, launched_s) + step.draft_s
+    launched_s = max(step.launched_s, drafts * (step.draft_layer_s + (step.draft_shard_s if spec.shards > 1 else 0.0)))
+    layer = np.maximum(layer, spec.layers * launched_s) + drafts * step.draft_s
     rows, fixed, slopes, past_share, past = parts.decode()
     slope = float(np.interp(TYPICAL_ROWS, rows, slopes))
     wide, narrow = parts.widths()

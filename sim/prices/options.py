@@ -23,6 +23,7 @@ DraftKv = Literal["sent", "recomputed"]
 HostLink = Literal["pcie5", "pcie4"]
 Padding = Literal["profile", "vllm", "sglang", "tensorrt-llm"]
 
+ENGINE = re.compile(r"pdvsim|(vllm|sglang|trtllm)(==\d{1,4}(\.\d{1,4}){1,3}(rc\d{1,3})?(\.post\d{1,3})?)?")
 HOSTS: dict[HostKind, dict[str, float]] = {  # what each sets of `Host`
     "measured": {},
     "polling": {"idle_poll_s": 1e-3},
@@ -48,10 +49,11 @@ class Hardware:
     machine: str | None = None
     """Result of realrun on your machine, or of `calibrate --from-bench` for your engine (JSON). Forward and host times
     are scaled to the speed it measured."""
-    engine: ServingEngine | None = None
+    engine: str | None = None
     """Serving engine whose forward and step times are predicted: pdvsim (the engine of realrun), vllm, sglang or trtllm
-    (from their kernels, see pdvsim profile --list). Default: the one that --machine was fitted for; else vllm on cards
-    that it has a profile of, but pdvsim on the H200, on all others, and with --profile."""
+    (from their kernels, see pdvsim profile --list), or one version of these, as vllm==0.22.1. Default: the one that
+    --machine was fitted for; else vllm on cards that it has a profile of, but pdvsim on the H200, on all others, and
+    with --profile."""
     band: bool = True
     """Report no error ranges. They are from comparable real runs or, where forward times are predicted, from
     simulations at the ends of their error bar."""
@@ -124,17 +126,17 @@ class Hardware:
 
     def __post_init__(self) -> None:
         check_ranges(self)
+        if self.engine is not None and ENGINE.fullmatch(self.engine) is None:
+            known = ", ".join(get_args(ServingEngine))
+            raise ValueError(f"--engine: invalid choice {self.engine!r}; one of {known}, or as vllm==0.22.1")
         object.__setattr__(self, "gpu", card_name(self.gpu, GPUS))
         object.__setattr__(self, "cards", tuple(card_name(card, GPUS) for card in self.cards))
         sizes = (self.tensor_parallel_size, self.draft_tensor_parallel_size or 1)
-        prefill = self.prefill_tensor_parallel_size or 1
-        names = ("tensor-parallel-size", "draft-tensor-parallel-size", "prefill-tensor-parallel-size")
-        for name, size in zip(names, (*sizes, prefill), strict=True):
-            if size not in SHARDED:
-                raise ValueError(f"{name} must be one of {', '.join(map(str, SHARDED))}, got {size}")
-        if self.data_parallel_size not in RANKED:
-            choices = ", ".join(map(str, RANKED))
-            raise ValueError(f"data-parallel-size must be one of {choices}, got {self.data_parallel_size}")
+        for name in ("tensor", "draft_tensor", "prefill_tensor", "data"):
+            size, choices = getattr(self, f"{name}_parallel_size"), RANKED if name == "data" else SHARDED
+            if size not in (None, *choices):
+                option = f"{name.replace('_', '-')}-parallel-size"
+                raise ValueError(f"{option} must be one of {', '.join(map(str, choices))}, got {size}")
         every = sizes[0] * self.data_parallel_size
         if every > (RANKED if self.enable_expert_parallel else SHARDED)[-1]:
             spread = f"a server has {RANKED[-1]} at most"
@@ -153,15 +155,13 @@ class Hardware:
             raise ValueError(
                 f"draft-tensor-parallel-size must be 1 or tensor-parallel-size, {sizes[0]}, got {sizes[1]}"
             )
-        if self.engine not in (None, "pdvsim") and self.profile is not None:
-            raise ValueError(f"--engine {self.engine}: leave out --profile, which names what is predicted")
         fitted = fitted_engine(self.machine) if self.machine is not None else None
         if fitted is not None:
-            if self.engine not in (None, fitted):
+            if self.engine is not None and self.predicted_engine != fitted:
                 raise ValueError(f"--engine {self.engine}: --machine {self.machine} was fitted for {fitted}")
-            if self.profile is not None and fitted != "pdvsim":
-                raise ValueError(f"--machine {self.machine} was fitted for {fitted}: leave out --profile")
-            object.__setattr__(self, "engine", fitted)
+            object.__setattr__(self, "engine", self.engine or fitted)
+        if self.engine not in (None, "pdvsim") and self.profile is not None:
+            raise ValueError(f"--engine {self.engine}: leave out --profile, which names what is predicted")
         if self.disaggregate is not None and self.place:
             raise ValueError("--disaggregate places the engines: leave out --place")
         self.placed()
@@ -175,9 +175,14 @@ class Hardware:
     def engine_on(self, card: str) -> ServingEngine:
         """The engine whose times are predicted on a card."""
         if self.engine is not None:
-            return self.engine
+            return self.engine.partition("==")[0]  # type: ignore[return-value]
         own = self.profile is not None or self.machine is not None
         return "vllm" if card in VLLM_CARDS and not own else "pdvsim"
+
+    @property
+    def engine_version(self) -> str:
+        """The engine's version that is predicted; empty: the newest that is known."""
+        return (self.engine or "").partition("==")[2]
 
     @property
     def exchange(self) -> All2All:
@@ -204,12 +209,12 @@ class Hardware:
         placed: dict[str, tuple[int, ...]] = {}
         for text in self.place:
             lane, _, numbers = text.partition("=")
-            known = lane in ("prefill", "decode", "verify")
-            if not known or not all(n.isdecimal() and int(n) < MOST_GPUS for n in numbers.split("+")):
+            gpus = tuple(int(n) if n.isdecimal() else MOST_GPUS for n in numbers.split("+"))
+            if lane not in ("prefill", "decode", "verify") or max(gpus) >= MOST_GPUS:
                 raise ValueError(f"place: {text!r} must be lane=GPU: prefill, decode or verify, 0 to {MOST_GPUS - 1}")
             if lane in placed:
                 raise ValueError(f"place names {lane} twice")
-            placed[lane] = gpus = tuple(map(int, numbers.split("+")))
+            placed[lane] = gpus
             if len(set(gpus)) < len(gpus):
                 raise ValueError(f"place: {text!r} names a GPU twice")
         if len(placed.get("verify", ())) > 1:

@@ -36,6 +36,7 @@ class EngineStep:
     # Least time per layer of a forward with prompts, which is not in a CUDA graph: the host launches its kernels one by
     # one. Of models with a latent KV cache or states, whose layers have some forty; others' are longer than that.
     eager_layer_s: float = 0.0
+    launched_s: float = 0.0  # least time per layer of every forward, where none is in a CUDA graph
     request_s: float = 0.0  # from a request's arrival until the scheduler has it, and to stream its first token
     prompt_token_s: float = 0.0  # per prompt token, to receive and tokenise it: one request after the other
     handover_s: float = 0.0  # with prefill apart, per request: router, connector, and waits for a step of either engine

@@ -193,10 +193,10 @@ def test_a_correction_names_its_engine(
         assert main(["calibrate", "--from-bench", path, *more, "--gpu", card, "-o", out, "--json"]) == 0
         assert json.loads(capsys.readouterr().out)["pace_engine"] == engine
         assert Hardware(card, machine=out).predicted_engine == engine
-        assert Hardware(card, machine=out, engine=engine) == Hardware(card, machine=out)  # type: ignore[arg-type]
+        assert Hardware(card, machine=out, engine=engine) == Hardware(card, machine=out)
     run = ["run", "--arch", "autoregressive", "--model", TARGET, "--num-prompts", "4", "--machine", out]
     assert f"--engine vllm: --machine {out} was fitted for sglang" in refused([*run, "--engine", "vllm"])
-    assert "was fitted for sglang: leave out --profile" in refused([*run, "--profile", "roofline"])
+    assert "--engine sglang: leave out --profile" in refused([*run, "--profile", "roofline"])
     assert main([*run, "--no-band", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["profile"] == "h200-sglang"
 

@@ -8,6 +8,8 @@ import numpy as np
 import pytest
 
 from pdvsim.calibration.validate.speculation import PredictedPair, best_lengths, predicted, rates_of, read_pairs
+from pdvsim.decide.error import gain_note
+from pdvsim.sim.config import Experiment, Hardware, Server
 from pdvsim.sim.engines.vllm import VLLM
 
 PAIRS = read_pairs()
@@ -72,6 +74,12 @@ def test_the_loss_of_a_draft_length_is_that_of_its_measured_speed() -> None:
     assert choice.loss == pytest.approx(0.1)
 
 
+def test_a_gain_within_the_error_of_its_method_has_no_certain_sign() -> None:
+    hardware, server = Hardware("h100-sxm", engine="vllm"), Server("eagle3-llama-3.1-8b:llama-3.1-8b")
+    notes = [gain_note(Experiment(server=server, hardware=hardware), [gain])[0] for gain in (0.5, 1.05, 2.0)]
+    assert ["not certain" in note for note in notes] == [False, True, False]
+
+
 def test_drafters_that_end_asynchronous_scheduling() -> None:
     """As vLLM 0.22.1's log says; its price is that of a plain server without it."""
     plain, sync = VLLM.serving("0.22.1", "none", None), VLLM.serving("0.22.1", "none", asynchronous=False)
@@ -80,4 +88,4 @@ def test_drafters_that_end_asynchronous_scheduling() -> None:
         assert VLLM.serving("0.22.1", kind, None).step_s == sync.step_s  # type: ignore[arg-type]
         assert not VLLM.can_schedule(kind, asynchronous=True)  # type: ignore[arg-type]
     assert VLLM.serving("0.22.1", "eagle3", None).step_s == plain.step_s
-    assert VLLM.serving("0.10.2", "model", None).step_s == VLLM.step("0.10.2").step_s
+    assert VLLM.serving("0.10.2", "model", None).step_s == VLLM.era("0.10.2").step.step_s

@@ -18,6 +18,7 @@ from pdvsim.sim.config import Experiment, Hardware, Server, Traffic
 from pdvsim.sim.core import KINDS
 from pdvsim.sim.engines import ENGINES
 from pdvsim.sim.engines.profiles import engine_profile
+from pdvsim.sim.metrics.summary import summarise
 from pdvsim.sim.models.presets import model, shard
 from pdvsim.sim.models.specs import ModelSpec, Pair
 from pdvsim.sim.prices.cards import gpu
@@ -114,12 +115,23 @@ def test_more_never_takes_less(engine, card):
         assert min(by_width) > 0
 
 
-def test_constants_add_to_every_forward():
-    tables, spec = tables_of("vllm", "h200"), model("llama-3.1-8b")
-    without, with_layers = (compose(tables, step, spec) for step in (EngineStep(), EngineStep(layer_s=1e-5)))
-    for tokens in TOKENS:
-        more = with_layers.layers_s(tokens) - without.layers_s(tokens)
-        assert more == pytest.approx(spec.layers * 1e-5)
+def test_older_versions_have_their_own_constants():
+    trtllm, vllm, sglang = (ENGINES[name].era for name in ("trtllm", "vllm", "sglang"))
+    assert trtllm("1.0.0rc3") != trtllm() == trtllm("1.2.0rc6")
+    assert vllm("nightly-5b8c30d6") == vllm()
+    assert [vllm(f"0.{n}.0").step.block_products for n in (12, 16, 18)] == ["fp8_block"] * 2 + ["fp8"]
+    assert sglang("0.5.6").step.round_s < sglang("0.5.5").step.round_s  # overlapped drafts
+    assert sglang("0.5.14") == sglang()
+
+
+def test_a_version_of_an_engine_is_predicted_and_stated():
+    older, newest, same = (served(f"vllm{version}") for version in ("==0.13.0", "", "==99.0"))
+    times = [simulate(one).requests["finish_s"].max() for one in (older, newest, same)]
+    assert times[0] > times[1] == times[2]
+    assert "host of vllm 0.13.0" in covering_profile(older).foundation
+    notes = {block.label.split()[0]: block.notes for block in deployment(older)}
+    assert "predicted: vLLM 0.13.0" in notes["vLLM"]
+    assert not any("0.13.0" in note for note in notes["SGLang"])
 
 
 def served(engine: str, **server: object) -> Experiment:
@@ -130,7 +142,7 @@ def served(engine: str, **server: object) -> Experiment:
             max_concurrency=8,
         ),
         server=Server(pair="none:llama-3.1-8b", **server),  # type: ignore[arg-type]
-        hardware=Hardware(gpu="h100-sxm", engine=engine),  # type: ignore[arg-type]
+        hardware=Hardware(gpu="h100-sxm", engine=engine),
     )  # fmt: skip
 
 
@@ -155,6 +167,15 @@ def test_sglang_prefills_in_batches_of_their_own():
         kind, rows, tokens = (np.asarray(launches[name]) for name in ("kind", "rows", "tokens"))
         both = (kind != KINDS.index("prefill")) & (tokens > rows)
         assert both.any() == mixes
+
+
+def test_without_graphs_the_host_launches_every_layer():
+    """Llama-3.1-8B alone: `data/h200/vllm`, where a held-out server took 24.4 ms per token instead of 4.7."""
+    eager = replace(served("vllm"), arch="autoregressive", server=Server("none:llama-3.1-8b", enforce_eager=True))
+    assert summarise(simulate(eager))["mean_tpot_ms"] == pytest.approx(24.4, rel=0.15)
+    texts = {block.label.split()[0]: block.text for block in deployment(eager)}
+    assert "--enforce-eager" in texts["vLLM"]
+    assert "--disable-cuda-graph" in texts["SGLang"]
 
 
 def test_requests_arrive_late_alike_on_the_fast_path():
