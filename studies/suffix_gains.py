@@ -1,6 +1,6 @@
 """Speed-up of suffix decoding over plain decoding by concurrency and task: `python studies/suffix_gains.py`.
 
-Llama-3.1-8B on vLLM and an H200, prompts of 500 tokens and answers of 200, draft length 8, one run per cell. The
+Llama-3.1-8B on vLLM 0.10.1, the version of the report compared with, and an H200, prompts of 500 tokens and answers of 200, draft length 8, one run per cell. The
 acceptance is that of a look-up in recorded tokens (`suffix_lookups.py`).
 """
 
@@ -15,7 +15,7 @@ from pdvsim.view.table import TextTable
 
 CONCURRENCY = (1, 8, 32, 64, 128)
 TASKS = ("sharegpt", "cnn", "gsm8k", "instructcoder")
-HARDWARE = Hardware("h200", engine="vllm", band=False)
+HARDWARE = Hardware("h200", engine="vllm==0.10.1", band=False)
 
 
 def gain(task: str, clients: int) -> float:

@@ -153,7 +153,7 @@ def test_ctrl_c_keeps_the_cells_that_are_done(
     real = runs_module.run
 
     def run_sweep(points: list[runs_module.Point], *rest: object) -> list[Row]:
-        if points[0].experiment.traffic.seed >= APART:
+        if not points or points[0].experiment.traffic.seed >= APART:
             return real(points, *rest)  # type: ignore[arg-type]
         raise SweepInterrupted(real(points[:5], *rest))  # type: ignore[arg-type]
 
