@@ -1,7 +1,7 @@
 """Speed-up of suffix decoding over plain decoding by concurrency and task: `python studies/suffix_gains.py`.
 
-Llama-3.1-8B on vLLM 0.10.1, the version of the report compared with, and an H200, prompts of 500 tokens and answers of 200, draft length 8, one run per cell. The
-acceptance is that of a look-up in recorded tokens (`suffix_lookups.py`).
+Llama-3.1-8B on vLLM 0.10.1, the version of the report compared with, and an H200; prompts of 500 tokens and answers of
+200, draft length 8, one run per cell. The acceptance is that of a look-up in recorded tokens (`suffix_lookups.py`).
 """
 
 from __future__ import annotations
