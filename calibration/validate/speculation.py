@@ -2,9 +2,8 @@
 
 `data/speculation/pairs.csv` has published pairs with their sources; `data/h200/vllm` benches of our own. Both sides
 are simulated as closed loops of the stated concurrency with the pair's engine, version and card. Where a source
-states neither lengths nor acceptance by position, lengths are typical of its data set (`LENGTHS`) and every position is
-accepted alike, so that the stated tokens per round result. EAGLE-1 heads are simulated as MTP layers: one layer that
-joins state and embedding, and the target's output projection.
+states no acceptance by position, every position is accepted alike, so that the stated tokens per round result. EAGLE-1
+heads are simulated as MTP layers: one layer that joins state and embedding, and the target's output projection.
 
 A tree is simulated as a chain of as many steps with the tree's acceptance length, whose forwards are priced as the
 tree's: the verify over `verified_tokens` per row, and each step of the drafter after the first over `topk` rows per
@@ -43,20 +42,6 @@ from pdvsim.sim.relevance import applicable
 from pdvsim.sim.run import simulate
 
 DATA = Path(str(files("pdvsim.calibration"))) / "data"
-# Mean tokens in and out: four from SpecDecode-Bench's traces; thinking from AngelSlim's issue; those of Apertus from
-# its results, but for the prompts of the 70B's three workloads and of chat, which are assumed; the others are assumed
-LENGTHS = {
-    "mt-bench": (100, 250), "gsm8k": (94, 166), "sharegpt": (355, 728), "cnn": (838, 323), "instructcoder": (171, 262),
-    "long-spec-bench": (4500, 1000), "mt-bench-thinking": (100, 1089), "mtbench": (100, 250), "humaneval": (170, 250),
-    "math500": (120, 500), "livecodebench": (450, 600), "financeqa": (400, 300), "gpqa": (300, 700),
-    "opb": (563, 478), "chat": (1500, 600), "open_chat": (150, 129), "code": (200, 340), "mechanistic": (813, 256),
-    "long_context_summarization": (600, 231),
-}  # fmt: skip
-# Releases of the months that sources state instead of a version
-RELEASES = {
-    "March 2025": "0.4.4", "April 2025": "0.8.4", "July 2025": "0.9.2", "September 2025": "0.10.2",
-    "November 2025": "0.11.2", "December 2025": "0.5.5",
-}  # fmt: skip
 ACCEPTED = 0.75  # share accepted at every position where no acceptance is published: DeepSeek-R1's MTP layer
 SPREAD = 0.6  # of lengths, on both sides of their mean
 LEAST_REQUESTS, TURNS = 8, 4  # of a run: at least so many, and so many per client
@@ -158,14 +143,11 @@ def read_pairs(own: bool = True) -> list[MeasuredPair]:
 
 def _published(row: dict[str, str]) -> MeasuredPair:
     k, clients, drafter = int(row["k"]), int(row["concurrency"]), row["drafter"]
-    tokens = LENGTHS.get(row["dataset"])
-    if tokens is None:  # such as 1024/8192
-        prompt, _, output = row["dataset"].partition("/")
-        tokens = int(prompt), int(output)
+    tokens = int(row["input_len"]), int(row["output_len"])
     length, layout = row["acceptance_length"], row["layout"]
     head = f"{drafter}-{row['target']}" if drafter in HEADS else drafter
     drafted = PairSide(
-        row["engine"], RELEASES.get(row["version"], row["version"]), row["card"],  # type: ignore[arg-type]
+        row["engine"], row["version"], row["card"],  # type: ignore[arg-type]
         1 if layout.startswith("dp") else int(layout[2:].split()[0]),
         int(layout[2:].split()[0]) if layout.startswith("dp") else 1, layout.endswith("ep"),
         f"{head}:{row['target']}", k, int(row["topk"] or 0), int(row["verified_tokens"] or 0),
