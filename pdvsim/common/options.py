@@ -194,7 +194,8 @@ def _item(option: Option, value: Any) -> Any:
     if kind in (int, float):
         wanted, what = (Integral, "a whole number") if kind is int else (Real, "a number")
         with suppress(ValueError):
-            if isinstance(value, str | wanted) and not isinstance(value, bool):
+            written = isinstance(value, str) and value.isascii() and "_" not in value  # as 1_0 is not
+            if written or (isinstance(value, wanted) and not isinstance(value, bool)):
                 return kind(value)
         raise ValueError(f"{option.flag} must be {what}, got {value!r:.100}")
     if not isinstance(value, str | os.PathLike):
