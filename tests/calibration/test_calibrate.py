@@ -21,7 +21,7 @@ from pdvsim.sim.prices.profile import load as load_profile
 ROOT = Path(__file__).parents[2]
 DATA = ROOT / "calibration" / "data"
 PAIR = "tinyllama-1.1b:llama-2-7b"
-SHIPPED = ROOT / "sim" / "hardware" / "data" / "h200.json"
+SHIPPED = ROOT / "sim" / "prices" / "data" / "h200.json"
 
 
 @pytest.fixture(scope="module")

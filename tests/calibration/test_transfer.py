@@ -41,7 +41,7 @@ from studies.efficiency import (
 
 ROOT = Path(__file__).parents[2]
 DATA = ROOT / "calibration" / "data"
-SHIPPED = ROOT / "sim" / "hardware" / "data"
+SHIPPED = ROOT / "sim" / "prices" / "data"
 
 
 @pytest.fixture(scope="module")

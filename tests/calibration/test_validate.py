@@ -398,7 +398,7 @@ def test_the_command_prints_tables_or_one_document(tmp_path: Path, capsys: pytes
 def test_what_is_written_is_what_run_prints(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Errors of a user's own profile: in its file, and after every figure predicted with it."""
     profile, path = tmp_path / "mine.json", tmp_path / "runs.jsonl"
-    profile.write_bytes((Path(__file__).parents[2] / "sim" / "hardware" / "data" / "h200.json").read_bytes())
+    profile.write_bytes((Path(__file__).parents[2] / "sim" / "prices" / "data" / "h200.json").read_bytes())
     path.write_text("".join(made(users=n).line for n in range(1, 11)))
     argv = ["run", "--profile", str(profile), "--num-prompts", "5", "--max-concurrency", "2", "--json"]
     assert main(argv) == 0
