@@ -25,6 +25,8 @@ from pdvsim.realrun.engine.engine import Engine, ForwardShape, LaunchShape
 from pdvsim.realrun.engine.graphs import GraphLane, PromptChunk, Ticket
 from pdvsim.realrun.engine.head import Head, states_width
 from pdvsim.realrun.engine.model import Transformer
+from pdvsim.realrun.memory import copied_bytes
+from pdvsim.sim.machine.kv import capacity_tokens
 from pdvsim.sim.models.specs import HeadSpec, ModelSpec
 
 MAX_SLOTS = 264
@@ -79,8 +81,7 @@ Sample = tuple[float, Drawn]  # seconds on the device, and what was launched
 
 def pages_that_fit(specs: Sequence[ModelSpec], memory_bytes: float) -> int:
     """Pages of KV cache that fit next to the weights."""
-    room = memory_bytes - sum(s.weight_bytes + s.tied_embeddings * s.head_params * s.dtype_bytes for s in specs)
-    return max(0, min(MAX_SLOTS * CAPACITY // PAGE, int(room // (PAGE * sum(s.kv_bytes_per_token for s in specs)))))
+    return min(MAX_SLOTS * CAPACITY, capacity_tokens(memory_bytes - copied_bytes(specs), specs)) // PAGE
 
 
 def usable_bytes(device: torch.device) -> float:
