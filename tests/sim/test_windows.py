@@ -132,7 +132,7 @@ def test_seeds_replay_different_windows_at_one_rate(tmp_path: Path) -> None:
 def test_a_window_needs_a_replay(refused: Any, tmp_path: Path) -> None:
     path = written(tmp_path, "arrival_s,prompt_tokens,output_tokens", [(0, 10, 5), (1, 10, 5)])
     message = refused(["run", "--dataset-path", path, "--window", "peak"])
-    assert "--window has no effect here: it needs --use-trace-timestamps" in message
+    assert "--window has no effect here: it belongs to --use-trace-timestamps" in message
     message = refused(["advise", "--dataset-path", path, "--concurrency", "4", "--window", "peak"])
     assert "--window is a part of a replayed file" in message
 
