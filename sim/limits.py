@@ -66,7 +66,7 @@ class Of:
         return rest and all(map(is_given, self.given))
 
     def __str__(self) -> str:
-        values = [f"{flag_of(name)} {either(map(str, among))}" for name, among in self.values]
+        values = [f"{flag_of(name)} {either(map(str, filter(None, among)))}" for name, among in self.values]
         both = " and ".join([*values, *(name if name in FACTS else flag_of(name) for name in self.given)])
         without = f"without {either(map(flag_of, self.without))}" if self.without else ""
         return ", ".join(filter(None, (both, without)))

@@ -61,7 +61,7 @@ class Hardware:
 
     gpu: str = "h200"
     """A GPU of `pdvsim profile --list`, or a TOML file that describes your own (docs/your-hardware.md)."""
-    profile: str | None = None
+    profile: Annotated[str | None, of(engine=(None, "pdvsim"))] = None
     """Profile file (JSON) instead of the built-in one of --gpu, or `roofline`, a bound from the data sheet alone."""
     machine: str | None = None
     """Result of realrun on your machine, or of `calibrate --from-bench` for your engine (JSON). Forward and host times
@@ -131,7 +131,7 @@ class Hardware:
     after the prefill, as vLLM's NixlConnector)."""
     draft_kv: Annotated[DraftKv, of("disaggregate", DRAFTS_ON_GPU)] = "sent"
     """KV cache of the drafter (--disaggregate): sent with the target's, or recomputed where it decodes."""
-    cards: tuple[str, ...] = ()
+    cards: Annotated[tuple[str, ...], of("place"), of("disaggregate")] = ()
     """Type of each GPU if --place uses several, e.g. l4 h200; default: --gpu for all. With --disaggregate, of prefill
     and decode engines."""
     link: Annotated[LinkName, of("tensor_parallel_size"), of("data_parallel_size"), of("place"), of("disaggregate")] = (
@@ -181,8 +181,6 @@ class Hardware:
             if self.engine is not None and self.predicted_engine != fitted:
                 raise ValueError(f"--engine {self.engine}: --machine {self.machine} was fitted for {fitted}")
             object.__setattr__(self, "engine", self.engine or fitted)
-        if self.engine not in (None, "pdvsim") and self.profile is not None:
-            raise ValueError(f"--engine {self.engine}: leave out --profile, which names what is predicted")
         if self.disaggregate is not None and self.place:
             raise ValueError("--disaggregate places the engines: leave out --place")
         self.placed()

@@ -54,7 +54,7 @@ class Traffic:
 
     dataset_name: Dataset = "sharegpt"
     """Source of the lengths. sharegpt without a file is a built-in model. The kind of a file is inferred."""
-    dataset_path: str | None = None
+    dataset_path: Annotated[str | None, of(dataset_name=("sharegpt", *TRACES))] = None
     """File of the data set: a published one, or your own CSV or JSONL of arrivals and tokens (docs/traffic.md)."""
     tokenizer: Annotated[str | None, of("dataset_path", dataset_name=("sharegpt", "custom"))] = None
     """Folder of a local Hugging Face tokenizer. It counts the tokens of files that hold text (sharegpt, custom);
@@ -70,12 +70,12 @@ class Traffic:
     """Shape of the Gamma gaps between arrivals: 1 is Poisson, below 1 burstier, above 1 more regular."""
     max_concurrency: Requests | None = None
     """Maximum number of concurrent requests; with --request-rate inf this is a closed loop."""
-    use_trace_timestamps: bool = False
+    use_trace_timestamps: Annotated[bool, of(dataset_name=TRACES)] = False
     """Replay a trace's arrival times, scaled to --request-rate if given."""
     window: Annotated[str, of("use_trace_timestamps")] = ALL
     """Part of a replayed trace: all, peak (the busiest window), N (the Nth busiest), or by-seed (seed 0 the busiest,
     seed 1 the next, and so on). A trace of at most 5,000 requests is one window."""
-    columns: tuple[str, ...] = ()
+    columns: Annotated[tuple[str, ...], of(dataset_name="custom")] = ()
     """Columns of your own file, where their names are not recognised: prompt=NAME,output=NAME,time=NAME (also
     acceptance, session, turn, text)."""
     input_len: Tokens | None = None
@@ -91,7 +91,7 @@ class Traffic:
     Default: 256 for prefix_repetition (which has 256 of its own and 128 output tokens), else 0."""
     num_prefixes: Annotated[Requests | None, of(dataset_name="prefix_repetition"), of("prefix_len")] = None
     """Number of such prefixes; each request has one at random. Default: 10 for prefix_repetition, else 1."""
-    num_turns: Annotated[int, Range(1, 10_000)] = 1
+    num_turns: Annotated[int, Range(1, 10_000), of(without=["use_trace_timestamps"])] = 1
     """Turns of a conversation; of a ShareGPT file at most as many as it has. Each sends the earlier turns and answers
     again, once the last is answered. Rates are of requests; --max-concurrency is in conversations."""
     think_time_s: Annotated[
@@ -139,17 +139,14 @@ class Traffic:
             object.__setattr__(self, "dataset_name", self._kind(self.dataset_path))
         if self.dataset_name in TRACES and self.dataset_path is None:
             raise ValueError(f"dataset {self.dataset_name} needs --dataset-path with its file")
-        if self.dataset_name in LENGTHS and self.dataset_path is not None:
-            raise ValueError(f"dataset {self.dataset_name} takes no --dataset-path")
-        if self.num_turns > 1 and self.use_trace_timestamps:
-            raise ValueError("--num-turns makes conversations, which have no arrival times to replay")
-        if self.use_trace_timestamps and self.dataset_name not in TRACES:
-            raise ValueError(f"--use-trace-timestamps needs {', '.join(TRACES)}, not {self.dataset_name}")
-        self._check_window()
+        window = self.window
+        if window not in (None, ALL, PEAK, BY_SEED) and not (window.isdecimal() and int(window) > 0):
+            raise ValueError(f"--window must be {ALL}, {PEAK}, {BY_SEED} or a number from 1, got {window!r}")
         check("window-prompts", self.window_prompts, WINDOW_PROMPTS)
         derived = self.num_prompts in (OPEN, self.window_prompts)
         count = OPEN
-        if derived and self.use_trace_timestamps:  # again for another seed, window or limit of the context
+        if derived and self.use_trace_timestamps and self.dataset_name in TRACES:
+            # again for another seed, window or limit of the context
             count = max(1, len(self.replayed()))
         elif self.num_prompts == OPEN:
             object.__setattr__(self, "num_prompts", self.usual_prompts)
@@ -157,16 +154,6 @@ class Traffic:
         if count != OPEN:
             object.__setattr__(self, "num_prompts", count)
         check_ranges(self)
-
-    def _check_window(self) -> None:
-        """Refuse a window that no trace has, and columns that no file has."""
-        window = self.window
-        if window not in (None, ALL, PEAK, BY_SEED) and not (window.isdecimal() and int(window) > 0):
-            raise ValueError(f"--window must be {ALL}, {PEAK}, {BY_SEED} or a number from 1, got {self.window!r}")
-        if self.columns and self.dataset_name != "custom":
-            raise ValueError(
-                "--columns names the columns of your own file: it needs --dataset-path with a CSV or JSONL"
-            )
 
     def _kind(self, path: str) -> str:
         """The kind of a file: ShareGPT is a JSON array. Errors are reported when it is read."""
@@ -243,14 +230,14 @@ class Acceptance:
 
     acceptance_rate: Annotated[Share, of(DRAFTS, without=FORMS)] = 0.6
     """Probability that a draft token is accepted (Leviathan's alpha), if no other form is given."""
-    acceptance_concentration: Annotated[float | None, Range(0.001, 1e9), of(DRAFTS)] = None
+    acceptance_concentration: Annotated[float | None, Range(0.001, 1e9), of(DRAFTS, without=FORMS)] = None
     """Draw each request's rate from a Beta distribution with mean --acceptance-rate and this concentration (a+b)."""
-    synthetic_acceptance_rates: Annotated[tuple[Share, ...], of(DRAFTS)] = ()
+    synthetic_acceptance_rates: Annotated[tuple[Share, ...], of(DRAFTS, without=FORMS[1:])] = ()
     """Unconditional acceptance per draft position (vLLM's convention): non-increasing, e.g. 0.8,0.6,0.4."""
-    acceptance_model: Annotated[str | None, of(DRAFTS)] = None
+    acceptance_model: Annotated[str | None, of(DRAFTS, without=FORMS[::2])] = None
     """Acceptance as measured for Llama-3.1-8B: cnn, gsm8k, instructcoder or sharegpt, followed by -eagle3, -ngram or
     -suffix."""
-    acceptance_trace: Annotated[str | None, of(DRAFTS)] = None
+    acceptance_trace: Annotated[str | None, of(DRAFTS, without=FORMS[:2])] = None
     """JSONL of recorded rounds: one list of accepted counts per line, assigned to the requests in turn. The largest
     count is the draft length of the recording."""
 
@@ -262,14 +249,6 @@ class Acceptance:
         name = self.acceptance_model
         if name is not None and name not in ACCEPTANCE_MODELS:
             raise ValueError(f"acceptance-model must be one of {', '.join(ACCEPTANCE_MODELS)}, got {name}")
-        forms = {
-            "--acceptance-concentration": self.acceptance_concentration is not None,
-            "--synthetic-acceptance-rates": bool(rates),
-            "--acceptance-model": name is not None,
-            "--acceptance-trace": self.acceptance_trace is not None,
-        }
-        if sum(forms.values()) > 1:
-            raise ValueError(f"give one of {', '.join(forms)}")
 
     @property
     def by_rate(self) -> bool:

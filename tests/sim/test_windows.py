@@ -13,7 +13,7 @@ import pytest
 import pdvsim
 from pdvsim.cli import main
 from pdvsim.sim.config import Acceptance, Experiment, Traffic
-from pdvsim.sim.relevance import vet
+from pdvsim.sim.relevance import refuse_idle, vet
 from pdvsim.sim.workload.datasets import Trace
 from pdvsim.sim.workload.requests import make_requests, trace_rate
 from pdvsim.sim.workload.windows import BUSY, WINDOW_REQUESTS, cut
@@ -171,5 +171,5 @@ def test_columns_are_as_they_are_named(tmp_path: Path, capsys: pytest.CaptureFix
     ):
         with pytest.raises(ValueError, match=says):
             Traffic(dataset_path=path, columns=wrong, use_trace_timestamps=True)
-    with pytest.raises(ValueError, match="--columns names the columns of your own file"):
-        Traffic(columns=columns)
+    with pytest.raises(ValueError, match="--columns has no effect here: it belongs to --dataset-name custom"):
+        refuse_idle([Experiment(traffic=Traffic(columns=columns))])
