@@ -66,12 +66,8 @@ def function(name: str) -> Callable[..., Any]:
     filled = (textwrap.fill(text, WIDTH - 8, subsequent_indent="    ", break_on_hyphens=False) for text in main)
     about = (inspect.getdoc(kind) or "").partition("\n\n")[0]
     returned = answer.__doc__ or "An answer, which prints as text."
-    call.__doc__ = "\n".join(
-        [
-            f"{about}\n\nReturns: {returned[0].lower()}{returned[1:]}\n\nMain options:\n",
-            *(f"- {text}" for text in filled),
-        ]
-    )
+    head = f"{about}\n\nReturns: {returned[0].lower()}{returned[1:]}\n\nMain options:\n"
+    call.__doc__ = "\n".join([head, *(f"- {text}" for text in filled)])
     return call
 
 
