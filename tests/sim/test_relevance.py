@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from refusals import another
 
 import pdvsim
 from pdvsim.bench.sweep import Sweep
@@ -16,7 +17,7 @@ from pdvsim.decide.capacity import Plan
 from pdvsim.decide.goal import Goal
 from pdvsim.decide.space import Space
 from pdvsim.sim.config import DEFAULTS, GROUP_OF, Acceptance, Arch, Experiment, Hardware, Server, Traffic
-from pdvsim.sim.limits import FACTS, flag_of, ranges
+from pdvsim.sim.limits import FACTS, flag_of
 from pdvsim.sim.policies import ARCHS
 from pdvsim.sim.relevance import RULES, Doubt, applicable, choices, idle, own_options, refuse_idle
 from pdvsim.sim.run import simulate
@@ -24,24 +25,16 @@ from pdvsim.sim.run import simulate
 SMALL = Traffic("random", num_prompts=4, input_len=32, output_len=8, request_rate=50.0)
 
 
-VALUES: dict[str, Any] = {  # of options that no range and no list of choices gives another value
-    "tokenizer": "x", "window": "peak", "synthetic_acceptance_rates": (0.9, 0.8, 0.7, 0.6), "acceptance_trace": "x",
-    "acceptance_model": "cnn-ngram", "num_speculative_tokens_per_batch_size": ("1:3", "2:1"), "controller": "goodput",
-    "dataset_path": "x", "columns": ("prompt=x",), "cards": ("h200",), "profile": "x",
-    "gpu_memory_utilization": 0.5, "draft_tensor_parallel_size": 1,
+VALUES: dict[str, Any] = {  # of options whose ends are no values that go with all others
+    "window": "peak", "synthetic_acceptance_rates": (0.9, 0.8, 0.7, 0.6), "acceptance_model": "cnn-ngram",
+    "num_speculative_tokens_per_batch_size": ("1:3", "2:1"), "controller": "goodput", "columns": ("prompt=x",),
+    "cards": ("h200",), "gpu_memory_utilization": 0.5, "draft_tensor_parallel_size": 1,
 }  # fmt: skip
 
 
 def changed(name: str, experiment: Experiment) -> Experiment:
     """The experiment with an option at another value."""
-    option = options(Experiment)[name]
-    others: tuple[Any, ...] = (True,) if option.one is bool else option.values
-    if name in VALUES:
-        others = (VALUES[name],)
-    elif (span := ranges(option.owner).get(name)) is not None:
-        further = min(span.low + 1, span.high)
-        others = (further, span.low) if option.one is int else (span.low, further)
-    return experiment.with_settings(**{name: next(one for one in others if one != option.default)})
+    return experiment.with_settings(**{name: VALUES.get(name) or another(options(Experiment)[name])})
 
 
 READ = ("tokenizer", "acceptance_trace", "dataset_path", "use_trace_timestamps", "cards")  # wherever they are given
