@@ -277,7 +277,7 @@ class Experiment:
 
     def __post_init__(self) -> None:
         sized = self.traffic.dataset_path is not None or self.traffic.num_turns > 1 or self.traffic.prefixes[0] > 0
-        if sized and self.traffic.model_context != (context := self.context):
+        if self.traffic.model_context != (context := self.context if sized else None):
             object.__setattr__(self, "traffic", replace(self.traffic, model_context=context))
         policy = policy_of(self.arch)
         if self.scoring.warmup_requests >= self.traffic.num_prompts:
@@ -322,8 +322,6 @@ class Experiment:
         for lane in (self.placement.prefill, self.placement.draft):
             if hardware.cards and len({hardware.cards[at] for at in lane}) > 1:
                 raise ValueError("--cards: the GPUs of one lane must be of one type")
-        if hardware.cards and self.placement.gpus == 1:
-            raise ValueError("--cards needs several GPUs per server (--place); use --gpu for one")
 
     def _check_disaggregated(self) -> None:
         """Refuse a disaggregated server that cannot be, or one of its engines."""

@@ -3,12 +3,15 @@
 The range of a number is part of its declaration: a field `jobs: Jobs` or `k: Annotated[int, Range(1, 8)]` of a
 dataclass that calls `check_ranges`. The ends are what is sensible, not what is possible: beyond them a value is a slip
 (milliseconds for seconds) or asks for more work than anyone waits for.
+
+So is the choice that an option belongs to: `window: Annotated[str, of("use_trace_timestamps")]`. Elsewhere the option
+has no effect and is refused (`relevance` for experiments, `common.options` for commands).
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields
 from functools import cache
 from typing import Annotated, Any, TypeVar, get_args, get_type_hints
@@ -47,6 +50,60 @@ class Range:
     def __str__(self) -> str:
         low, high = (str(end) if isinstance(end, int) else f"{end:g}" for end in (self.low, self.high))
         return f"{low} to {high}{', or inf' if self.or_inf else ''}"
+
+
+@dataclass(frozen=True)
+class Of:
+    """A choice that an option belongs to; an option of several belongs to each of them. `of` makes one."""
+
+    given: tuple[str, ...]  # options that are not at their defaults, and facts of an experiment
+    without: tuple[str, ...]  # options that are at their defaults
+    values: tuple[tuple[str, tuple[Any, ...]], ...]  # options with one of these values
+
+    def chosen(self, is_given: Callable[[str], bool], value: Callable[[str], Any]) -> bool:
+        """Return whether it is chosen, by what is given and by the values of options."""
+        rest = not any(map(is_given, self.without)) and all(value(name) in among for name, among in self.values)
+        return rest and all(map(is_given, self.given))
+
+    def __str__(self) -> str:
+        values = [f"{flag_of(name)} {either(map(str, filter(None, among)))}" for name, among in self.values]
+        both = " and ".join([*values, *(name if name in FACTS else flag_of(name) for name in self.given)])
+        without = f"without {either(map(flag_of, self.without))}" if self.without else ""
+        return ", ".join(filter(None, (both, without)))
+
+
+def of(*given: str, without: Sequence[str] = (), **values: Any) -> Of:
+    """The choice where these options are given (or facts true), those `without` are not, and others have a value."""
+    among = ((name, value if isinstance(value, tuple) else (value,)) for name, value in values.items())
+    return Of(given, tuple(without), tuple(among))
+
+
+def either(names: Iterable[str]) -> str:
+    """Names as a choice: a, b or c."""
+    *others, last = names
+    return f"{', '.join(others)} or {last}" if others else last
+
+
+# Facts of an experiment that no option states alone; `relevance` has their rules.
+DRAFTS = "an architecture that drafts, with a drafter"
+DRAFTS_ON_GPU = "an architecture that drafts, with a drafter on the GPU"
+STREAMS = "an architecture whose lanes have their own streams"
+PREFILL_LANE = "an architecture that prefills several prompts per forward"
+EXPERTS = "a target with experts"
+SESSIONS = "a file with sessions and turns"
+OFFLOADS = "prompts that share prefixes, prefix caching, and an architecture with a lane for prompts"
+PRIORITISED = f"{STREAMS} and --contention fluid (none, dynamic: or serial)"
+PREFILL_ENGINES = "several prefill engines (--disaggregate)"
+TENSORRT = "--engine trtllm"
+EAGER = "--engine vllm, 0.14 or later"
+ASYNC = (
+    "--arch colocated or pd, and --engine pdvsim with a drafter on the GPU; or --engine vllm, where it is on only "
+    "without draft models, n-gram and suffix drafts"
+)
+FACTS = (
+    DRAFTS, DRAFTS_ON_GPU, STREAMS, PREFILL_LANE, EXPERTS, SESSIONS, OFFLOADS, PRIORITISED, PREFILL_ENGINES, TENSORRT,
+    EAGER, ASYNC,
+)  # fmt: skip
 
 
 # Ranges that several options have.

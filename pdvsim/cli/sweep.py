@@ -12,7 +12,7 @@ from pdvsim.bench.estimate import cost, forewarn
 from pdvsim.bench.inputs import check_points
 from pdvsim.bench.pool import Backend, check_reachable, cores
 from pdvsim.bench.stats import over_replications, paired_differences, varied
-from pdvsim.bench.sweep import DEFAULT_RATES, Sweep
+from pdvsim.bench.sweep import DEFAULT_RATES, Sweep, frame_of
 from pdvsim.cli.command import Command
 from pdvsim.common.console import say
 from pdvsim.common.files import write_whole
@@ -23,12 +23,13 @@ from pdvsim.common.spelling import nearest
 from pdvsim.sim.config import Acceptance, Arch, Experiment
 from pdvsim.sim.limits import Jobs, NumRuns, Paths, RequestRate, Requests
 from pdvsim.sim.policies import USUAL_ARCHS
-from pdvsim.view.setting import acceptance_notes
+from pdvsim.view.setting import acceptance_notes, points_line
 
 if TYPE_CHECKING:
     import pandas as pd
 
     from pdvsim.bench.folder import SweepDir
+    from pdvsim.view.points import SweepPoints
 
 VARIES_ACCEPTANCE = {"pair", "drafter", *(field.name for field in fields(Acceptance))}
 PAIRED_METRICS = ("output_throughput", "mean_e2el_ms", "mean_ttft_ms", "mean_tpot_ms")
@@ -92,6 +93,16 @@ class SweepCommand(Command, ExperimentOptions):
         vary = axes(self.vary)
         base = self.experiment(self.arch[0], assumed=bool(VARIES_ACCEPTANCE & set(vary)))
         return Sweep(self.arch, self.concurrency, self.request_rate, self.num_runs, base, vary)
+
+    def answer(self) -> SweepPoints:
+        """The points as a frame that prints as a summary and has `plot()`, one row per run. Nothing is written."""
+        from pdvsim.bench.output import tidy
+        from pdvsim.bench.run import run
+        from pdvsim.view.points import SweepPoints
+
+        points = SweepPoints(tidy(frame_of(run(self.sweep.points(), self.backend))))
+        points.setting = points_line(points, [asdict(self.sweep.base)])
+        return points
 
     def execute(self) -> int:
         """Run the missing points; returns the exit code: 1 if some points failed."""

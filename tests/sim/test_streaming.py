@@ -147,8 +147,8 @@ def test_a_closed_loop_draws_no_request_before_its_turn() -> None:
                 count += 1
                 yield request
 
-    from pdvsim.sim.client import Client
     from pdvsim.sim.machine.clock import Clock
+    from pdvsim.sim.run import Client
 
     class Nowhere:
         on_finish: Any = None

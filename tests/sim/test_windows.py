@@ -13,7 +13,7 @@ import pytest
 import pdvsim
 from pdvsim.cli import main
 from pdvsim.sim.config import Acceptance, Experiment, Traffic
-from pdvsim.sim.relevance import vet
+from pdvsim.sim.relevance import refuse_idle, vet
 from pdvsim.sim.workload.datasets import Trace
 from pdvsim.sim.workload.requests import make_requests, trace_rate
 from pdvsim.sim.workload.windows import BUSY, WINDOW_REQUESTS, cut
@@ -132,7 +132,7 @@ def test_seeds_replay_different_windows_at_one_rate(tmp_path: Path) -> None:
 def test_a_window_needs_a_replay(refused: Any, tmp_path: Path) -> None:
     path = written(tmp_path, "arrival_s,prompt_tokens,output_tokens", [(0, 10, 5), (1, 10, 5)])
     message = refused(["run", "--dataset-path", path, "--window", "peak"])
-    assert "--window has no effect here: it needs --use-trace-timestamps" in message
+    assert "--window has no effect here: it belongs to --use-trace-timestamps" in message
     message = refused(["advise", "--dataset-path", path, "--concurrency", "4", "--window", "peak"])
     assert "--window is a part of a replayed file" in message
 
@@ -171,5 +171,5 @@ def test_columns_are_as_they_are_named(tmp_path: Path, capsys: pytest.CaptureFix
     ):
         with pytest.raises(ValueError, match=says):
             Traffic(dataset_path=path, columns=wrong, use_trace_timestamps=True)
-    with pytest.raises(ValueError, match="--columns names the columns of your own file"):
-        Traffic(columns=columns)
+    with pytest.raises(ValueError, match="--columns has no effect here: it belongs to --dataset-name custom"):
+        refuse_idle([Experiment(traffic=Traffic(columns=columns))])
