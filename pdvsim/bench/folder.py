@@ -24,7 +24,7 @@ from pdvsim.bench.pool import Outcome, Row
 from pdvsim.bench.rows import KEY_LENGTH, ROWS, KeptRun, Rows, locked
 from pdvsim.bench.run import finished_points, keys_of
 from pdvsim.bench.sweep import Sweep, frame_of
-from pdvsim.common.files import TEMPORARY, digest, write_all
+from pdvsim.common.files import digest, remove_temporary, write_all
 from pdvsim.common.version import __version__
 from pdvsim.sim.reading import quoted
 
@@ -100,8 +100,8 @@ class SweepDir:
 
     def _clear(self) -> None:
         """Remove what killed processes left."""
-        for left_over in self.path.rglob(TEMPORARY):
-            left_over.unlink(missing_ok=True)
+        for folder in (self.path, self.path / "details"):
+            remove_temporary(folder)
 
     def done(self) -> dict[int, Row]:
         """The rows of the finished points."""
