@@ -32,7 +32,6 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 SCHEMA = 1  # of a run's document
-SWEEP_SCHEMA = 2  # of sweep.json
 DETAILS = ("requests", "launches", "deliveries")
 WORDS = {"lane": LANES, "kind": KINDS, "role": ROLES}
 

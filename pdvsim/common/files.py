@@ -14,7 +14,8 @@ import os
 import secrets
 import stat
 import sys
-from collections.abc import Callable, Iterator, Mapping
+import time
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -23,6 +24,7 @@ from pdvsim.sim.reading import opened
 
 SEAL = "sha256"
 TEMPORARY = ".pdvsim-*.tmp"  # left by a killed process
+OLD_S = 3600.0  # of a temporary file that no process can still be writing
 
 
 @contextmanager
@@ -117,12 +119,21 @@ def check_writable(path: Path) -> None:
         if in_place(path):
             return
         temporary = Path(os.path.realpath(path)).with_name(f".pdvsim-{secrets.token_hex(8)}.tmp")
+        remove_temporary(temporary.parent, OLD_S)
         try:
             _created(temporary).close()
         finally:  # also after Ctrl-C
             temporary.unlink(missing_ok=True)
     except OSError as error:
         raise OSError(error.errno, error.strerror, str(path)) from None
+
+
+def remove_temporary(folder: Path, age_s: float = 0.0) -> None:
+    """Remove what killed processes left in a folder, as far as it is of that age."""
+    for path in folder.glob(TEMPORARY):
+        with contextlib.suppress(OSError):
+            if time.time() - path.lstat().st_mtime >= age_s:
+                path.unlink()
 
 
 def in_place(path: Path) -> bool:
@@ -163,9 +174,9 @@ def sha256(data: bytes) -> str:
     return hashlib.sha256(data).hexdigest()
 
 
-def fingerprint(document: Mapping[str, Any]) -> str:
-    """The SHA-256 of a JSON document's content, independent of its layout and without its seal."""
-    content = {key: value for key, value in document.items() if key != SEAL}
+def fingerprint(document: Mapping[str, Any], without: Collection[str] = (SEAL, "date")) -> str:
+    """The SHA-256 of a JSON document's content, independent of its layout, and the same on another day."""
+    content = {key: value for key, value in document.items() if key not in without}
     text = json.dumps(content, sort_keys=True, separators=(",", ":"))
     return sha256(text.encode())
 
@@ -176,5 +187,5 @@ def sealed(document: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def unbroken(document: Any) -> bool:
-    """Whether a document matches its seal."""
-    return isinstance(document, dict) and document.get(SEAL) == fingerprint(document)
+    """Whether a document matches its seal, also one of earlier versions, whose seal is also of the date."""
+    return isinstance(document, dict) and document.get(SEAL) in (fingerprint(document), fingerprint(document, (SEAL,)))

@@ -19,7 +19,7 @@ from pdvsim.live.station import StationState
 from pdvsim.sim.core import KINDS, Request
 from pdvsim.sim.metrics.chunks import Chunks
 from pdvsim.sim.metrics.launches import LaunchTotals, rate
-from pdvsim.sim.metrics.sketch import Exact, Spread
+from pdvsim.sim.metrics.sketch import Spread
 from pdvsim.sim.metrics.summary import in_time, times_of
 from pdvsim.sim.prices.reach import Reaches
 from pdvsim.sim.records import LANES, LAUNCH_DTYPES, Array, Columns, Launches, Log, Reader, request_columns, rows_of
@@ -35,7 +35,7 @@ QUARTERS, LEAST_SLOTS = 4, 16  # for judging whether a queue grows
 
 
 def _spreads() -> dict[str, Spread]:
-    return {name: Spread() if name == "itl" else Exact() for name in LATENCIES}
+    return {name: Spread(rounded=name == "itl") for name in LATENCIES}
 
 
 @dataclass

@@ -228,7 +228,7 @@ def test_a_result_of_vllm_is_traffic(tmp_path: Path) -> None:
         read_own(bench_file(tmp_path, input_lens=None))
     with pytest.raises(ValueError, match="no list of output_tokens"):
         read_own(bench_file(tmp_path, output_lens=[3]))
-    with pytest.raises(ValueError, match="start_times holds 'soon'; accepted: seconds"):
+    with pytest.raises(ValueError, match="arrival_s is 'soon'; accepted: a date"):
         read_own(bench_file(tmp_path, start_times=["soon"] * 3, queue_times=[0, 0, 0]))
 
 

@@ -15,7 +15,6 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from pdvsim.bench.resultfiles import read_frame
 from pdvsim.calibration.fit.corun import SHAPE
 from pdvsim.calibration.validate.served import read_runs
 from pdvsim.sim.models.presets import model
@@ -125,7 +124,7 @@ def test_the_original_question(
     printed = capsys.readouterr().out
     assert all(arch in printed for arch in original.ARCHS)
     assert (tmp_path / "original.html").read_text(encoding="utf-8").count("<img") == 5
-    rows = read_frame(tmp_path / "points.parquet")
+    rows = pd.read_parquet(tmp_path / "points.parquet")
     assert len(rows) == len(original.PAIRS) * 2 * 2 * len(original.ARCHS)
     assert rows["gpu_busy"].between(0, 1).all()
     same = rows.groupby(["pair", "load_kind", "load"])["completed"].nunique()
