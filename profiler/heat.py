@@ -14,8 +14,8 @@ from time import perf_counter, sleep
 import torch
 
 from pdvsim.profiler.grid import GridPoint, labelled
-from pdvsim.profiler.parts import Part
 from pdvsim.profiler.rig import Drawn, Launcher, Rig, free, settle
+from pdvsim.profiler.samples import Part
 from pdvsim.realrun.engine.graphs import Ticket
 from pdvsim.realrun.telemetry import nvml_of
 
@@ -58,11 +58,11 @@ def heat(rig: Rig, part: Part, todo: Mapping[int, Sequence[GridPoint]]) -> None:
             for member, (point, rows) in enumerate(zip(points, heated(rig, points, read), strict=True)):
                 for repeat, (ticket, data, (mhz, watts), since_s) in enumerate(rows):
                     part.measured(
-                        "heat", rig.arch.spec.name, point, ticket.shape, context_total=data.context_total,
+                        "heat", part.header["name"], point, ticket.shape, context_total=data.context_total,
                         longest=data.longest, group=group, member=member, members=len(points), repeat=repeat,
                         seconds=seconds_of(ticket), start_s=since_s, sm_mhz=mhz, power_w=watts,
                     )  # fmt: skip
-        free(rig.lane)
+            free(rig.lane(points[0]))
 
 
 def heated(rig: Rig, points: Sequence[GridPoint], read: Callable[[], CardReading]) -> list[list[Heated]]:
@@ -84,7 +84,7 @@ def heated(rig: Rig, points: Sequence[GridPoint], read: Callable[[], CardReading
                 waiting.append(ticket)
                 if len(waiting) > QUEUED_LAUNCHES:
                     waiting.popleft().collect()
-    settle(rig.lane)
+    settle(launchers[0].lane)
     return launches
 
 
@@ -92,7 +92,7 @@ def _ready(rig: Rig, point: GridPoint) -> Launcher:
     """A launcher whose graph is there. Points in turn use the same slots, whose pages suit the longest."""
     launch = rig.launcher(point)
     launch()
-    settle(rig.lane)
+    settle(launch.lane)
     return launch
 
 

@@ -74,7 +74,7 @@ def main() -> int:
     arch = preset(sys.argv[1])
     points = [GridPoint(**entry) for entry in json.load(sys.stdin)]
     shallow = replace(arch, spec=replace(arch.spec, layers=1))
-    rig = Rig(shallow, torch.device("cuda"), 0, pages_of=arch.spec)
+    rig = Rig([shallow], torch.device("cuda"), 0, pages_of=arch.spec)
     for point in points:
         if rig.fits(point):
             launch = rig.launcher(point)

@@ -31,7 +31,7 @@ from pdvsim.calibration.validate.served import read_runs
 from pdvsim.cli import command_class
 from pdvsim.common.files import SEAL, sealed
 from pdvsim.common.options import options
-from pdvsim.profiler import parts, samples
+from pdvsim.profiler import samples
 from pdvsim.sim.models.presets import model_or_config
 from pdvsim.sim.prices.cards import card_file
 from pdvsim.sim.prices.profile import builtin
@@ -126,10 +126,6 @@ def make_yard(folder: Path) -> Yard:
     data = Path(samples.__file__).parents[1] / "calibration" / "data" / "h200"
     content["samples/header.json"] = (data / samples.HEADER).read_bytes()
     content["samples/samples.parquet"] = (data / samples.SAMPLES).read_bytes()
-    part = io.BytesIO()
-    columns = {name: np.zeros(2, dtype) for name, dtype, _ in parts.COLUMNS}
-    np.savez_compressed(part, header=json.dumps({"schema_version": 1}), **columns)
-    content["part.npz"] = part.getvalue()
     return Yard(folder, content, sweep, run)
 
 
@@ -283,7 +279,6 @@ LOADERS: dict[str, Callable[[Path], object]] = {
     "run.deliveries.parquet": lambda path: read_records(str(path.with_name("run"))),
     "samples/header.json": lambda path: samples.load_header(path.parent),
     "samples/samples.parquet": lambda path: samples.load(path.parent),
-    "part.npz": parts.read,
 }
 SMALL = ("--num-prompts", "3", "--input-len", "20", "--output-len", "5")
 USES: dict[str, tuple[str, ...]] = {  # a command line that reads the file, which stands for {}
