@@ -23,8 +23,6 @@ from pdvsim.sim.prices.profile import builtin
 from studies import (
     corun_gains,
     drafting_apart,
-    engines,
-    experts,
     original,
     published_steps,
     truth,
@@ -65,42 +63,6 @@ def test_studies_that_use_others_run_from_any_folder(tmp_path: Path) -> None:
         f"    runpy.run_path({str(ROOT / 'studies')!r} + f'/{{name}}.py')\n"
     )
     subprocess.run([sys.executable, "-c", program], cwd=tmp_path, check=True, timeout=300)
-
-
-def test_figures_of_engines() -> None:
-    """At most two figures of a source are fitted, and given back; draft lengths and sharded targets are predicted."""
-    sources = engines.reproduce_engines()
-    for source in sources:
-        fitted = [cell for cell in source.cells if cell.fitted]
-        assert len(fitted) <= 2
-        assert source.predicted
-        assert all(cell.ours == pytest.approx(cell.published, rel=1e-6) for cell in fitted)
-        assert all(abs(cell.error) < 0.05 for cell in source.predicted if cell.what.startswith("k="))
-        assert bool(source.why) == any(not cell.within for cell in source.predicted), source.title
-    sharded = [cell for source in sources if "four GPUs" in source.title for cell in source.predicted]
-    assert len(sharded) == 6
-    assert sorted(abs(cell.error) for cell in sharded)[-2] < 0.05
-    predicted = [cell.within for source in sources for cell in source.predicted]
-    assert len(predicted) == 46
-    assert np.mean(predicted) >= 2 / 3
-
-
-def test_figures_of_mixtures_of_experts() -> None:
-    """Whether speculation pays is predicted as published, for the mixture that loses by it and for those that gain."""
-    report = experts.reproduce_experts()
-    ours = {
-        source.title.split(",")[0]: {cell.what: cell for cell in source.cells if cell.what.endswith("speed-up")}
-        for source in report
-    }
-    losing = [*ours["SpecForge issue 339"].values(), *list(ours["AngelSlim issue 163"].values())[:3]]
-    assert all(cell.published < 1 and cell.ours < 1 for cell in losing)
-    assert all(abs(cell.error) < 0.1 for cell in losing)
-    gaining = [*ours["Dogacel/specdrift-gpt-oss-120b-eagle3"].values()]
-    gaining += ours["EAGLE pull request 330 (thoughtworks/GLM-4.7-Flash-Eagle3)"].values()
-    assert all(cell.published > 1 and cell.ours > 1 for cell in gaining)
-    text = experts.engines_text(report)
-    assert "\n20 of 65 figures " in text
-    assert experts.speed_ups(report) in (ROOT / "docs" / "large-models.md").read_text(encoding="utf-8")
 
 
 def test_systems_that_draft_apart() -> None:
