@@ -13,6 +13,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields
+from enum import StrEnum
 from functools import cache
 from typing import Annotated, Any, TypeVar, get_args, get_type_hints
 
@@ -67,7 +68,7 @@ class Of:
 
     def __str__(self) -> str:
         values = [f"{flag_of(name)} {either(map(str, filter(None, among)))}" for name, among in self.values]
-        both = " and ".join([*values, *(name if name in FACTS else flag_of(name) for name in self.given)])
+        both = " and ".join([*values, *(name if isinstance(name, Fact) else flag_of(name) for name in self.given)])
         without = f"without {either(map(flag_of, self.without))}" if self.without else ""
         return ", ".join(filter(None, (both, without)))
 
@@ -84,26 +85,45 @@ def either(names: Iterable[str]) -> str:
     return f"{', '.join(others)} or {last}" if others else last
 
 
-# Facts of an experiment that no option states alone; `relevance` has their rules.
-DRAFTS = "an architecture that drafts, with a drafter"
-DRAFTS_ON_GPU = "an architecture that drafts, with a drafter on the GPU"
-STREAMS = "an architecture whose lanes have their own streams"
-PREFILL_LANE = "an architecture that prefills several prompts per forward"
-EXPERTS = "a target with experts"
-SESSIONS = "a file with sessions and turns"
-OFFLOADS = "prompts that share prefixes, prefix caching, and an architecture with a lane for prompts"
-PRIORITISED = f"{STREAMS} and --contention fluid (none, dynamic: or serial)"
-PREFILL_ENGINES = "several prefill engines (--disaggregate)"
-TENSORRT = "--engine trtllm"
-EAGER = "--engine vllm, 0.14 or later"
-ASYNC = (
-    "--arch colocated or pd, and --engine pdvsim with a drafter on the GPU; or --engine vllm, where it is on only "
-    "without draft models, n-gram and suffix drafts"
-)
-FACTS = (
-    DRAFTS, DRAFTS_ON_GPU, STREAMS, PREFILL_LANE, EXPERTS, SESSIONS, OFFLOADS, PRIORITISED, PREFILL_ENGINES, TENSORRT,
-    EAGER, ASYNC,
-)  # fmt: skip
+class Fact(StrEnum):
+    """What no option of an experiment states alone, in the words of a refusal; `relevance` has their rules."""
+
+    DRAFTS = "an architecture that drafts, with a drafter"
+    DRAFTS_ON_GPU = "an architecture that drafts, with a drafter on the GPU"
+    STREAMS = "an architecture whose lanes have their own streams"
+    PRIORITISED = f"{STREAMS} and --contention fluid (none, dynamic: or serial)"
+    PREFILL_LANE = "an architecture that prefills several prompts per forward"
+    SEVERAL_GPUS = "several GPUs per server (--tensor-parallel-size, --data-parallel-size or --place)"
+    EXPERTS = "a target with experts"
+    SPLIT_EXPERTS = f"{EXPERTS}, and --tensor-parallel-size or --data-parallel-size"
+    SESSIONS = "a file with sessions and turns"
+    OFFLOADS = "prompts that share prefixes, prefix caching, and an architecture with a lane for prompts"
+    PREFILL_ENGINES = "several prefill engines (--disaggregate)"
+    TENSORRT_RANKS = "--engine trtllm and --data-parallel-size, without --disaggregate"
+    EAGER = "--engine vllm, 0.14 or later"
+    ASYNC = (
+        "--arch colocated or pd, and --engine pdvsim with a drafter on the GPU; or --engine vllm, where it is on only "
+        "without draft models, n-gram and suffix drafts"
+    )
+
+
+@dataclass(frozen=True)
+class OneOf(Range):
+    """Some of the values from `low` to `high`."""
+
+    values: tuple[int, ...] = ()
+
+    def holds(self, value: float) -> bool:
+        """Return whether a value is one of them."""
+        return value in self.values
+
+    def __str__(self) -> str:
+        return f"one of {', '.join(map(str, self.values))}"
+
+
+def one_of(*values: int) -> OneOf:
+    """The range of these values alone."""
+    return OneOf(min(values), max(values), values=values)
 
 
 # Ranges that several options have.
@@ -116,8 +136,10 @@ Tokens = Annotated[int, Range(1, MAX_TOKENS)]
 DraftLength = Annotated[int, Range(0, MAX_DRAFT)]
 LeastDraft = Annotated[int, Range(1, MAX_DRAFT)]
 BatchLimit = Annotated[int, Range(1, 65_536)]
-Shards = Annotated[int, Range(1, 8)]
-Ranks = Annotated[int, Range(1, 72)]
+SHARDED = (1, 2, 4, 8)  # GPUs that a model may be sharded over
+RANKED = (*SHARDED, 16, 24, 32, 48, 64, 72)  # data-parallel groups, and GPUs that whole experts may be divided among
+Shards = Annotated[int, one_of(*SHARDED)]
+Ranks = Annotated[int, one_of(*RANKED)]
 Gpus = Annotated[int, Range(1, 1024)]
 Gigabytes = Annotated[float, Range(0, 1e9)]
 Seed = Annotated[int, Range(0, 2**53)]

@@ -4,9 +4,8 @@ A field states the choice that it belongs to (`limits.of`); those of some archit
 A command that runs several architectures or loads with one set of options drops each where it does not act, and refuses
 it only if it acts in none of them.
 
-Left out: fields that no option sets; --place, --disaggregate, --cards, --tensor-parallel-size and --data-parallel-size,
-which are refused wherever an architecture cannot have them, as numbers of GPUs are not dropped; --pair and --drafter,
-which name the models.
+Left out: --place, --disaggregate, --tensor-parallel-size and --data-parallel-size, which are refused wherever an
+architecture cannot have them, as numbers of GPUs are not dropped.
 """
 
 from __future__ import annotations
@@ -20,24 +19,7 @@ from typing import Any
 from pdvsim.sim.config import BY_SEED, DEFAULTS, GROUPS, TRACES, Experiment, Hardware, Scoring, Server, Traffic
 from pdvsim.sim.core import LOOKED_UP
 from pdvsim.sim.engines import ENGINES
-from pdvsim.sim.limits import (
-    ASYNC,
-    DRAFTS,
-    DRAFTS_ON_GPU,
-    EAGER,
-    EXPERTS,
-    OFFLOADS,
-    PREFILL_ENGINES,
-    PREFILL_LANE,
-    PRIORITISED,
-    SESSIONS,
-    STREAMS,
-    TENSORRT,
-    Of,
-    flag_of,
-    hints_of,
-    of,
-)
+from pdvsim.sim.limits import Fact, Of, flag_of, hints_of, of
 from pdvsim.sim.models.names import Doubt, Note
 from pdvsim.sim.models.presets import pair, same_vocabulary
 from pdvsim.sim.models.specs import HeadSpec
@@ -47,38 +29,43 @@ from pdvsim.sim.workload.asked import usual_acceptance
 
 LEAST_MS = {"ttft": 5.0, "tpot": 1.0, "e2el": 50.0}  # service levels below these were meant in seconds
 COMPARED_CONTEXT = 512  # cached tokens of the draft and target steps compared
+SERIAL_PRIORITIES = (("serial", "none"), ("serial", "dynamic"))  # which act without sharing
 RECORDED = ("acceptance_model", "synthetic_acceptance_rates")  # options that a drafter may bring
 
 
 def _prioritises(e: Experiment) -> bool:
     contention, priority = e.hardware.contention, e.server.priority
-    return RULES[STREAMS](e) and (contention == "fluid" or (contention == "serial" and priority in ("none", "dynamic")))
+    return RULES[Fact.STREAMS](e) and (contention == "fluid" or (contention, priority) in SERIAL_PRIORITIES)
 
 
 def _schedules(e: Experiment) -> bool:
     if "async_scheduling" not in policy_of(e.arch).options and e.arch != "autoregressive":
         return False
     if e.hardware.predicted_engine == "pdvsim":
-        return e.arch != "autoregressive" and RULES[DRAFTS_ON_GPU](e)
+        return e.arch != "autoregressive" and RULES[Fact.DRAFTS_ON_GPU](e)
     engine, kind = ENGINES[e.hardware.predicted_engine], e.server.drafted_by if e.speculates else "none"
     return engine.can_schedule(kind, e.server.async_scheduling is True, e.hardware.engine_version)
 
 
 RULES: dict[str, Callable[[Experiment], bool]] = {
-    DRAFTS: lambda e: e.has_drafter,
-    DRAFTS_ON_GPU: lambda e: e.has_drafter and e.server.drafted_by not in LOOKED_UP,
-    STREAMS: lambda e: len(policy_of(e.arch).lane_names()) > 1 and e.sides is None,
-    PREFILL_LANE: lambda e: policy_of(e.arch).workers == "lanes",
-    EXPERTS: lambda e: e.pair.target.experts is not None,
-    SESSIONS: lambda e: e.traffic.converses,
-    OFFLOADS: lambda e: (
+    Fact.DRAFTS: lambda e: e.has_drafter,
+    Fact.DRAFTS_ON_GPU: lambda e: e.has_drafter and e.server.drafted_by not in LOOKED_UP,
+    Fact.STREAMS: lambda e: len(policy_of(e.arch).lane_names()) > 1 and e.sides is None,
+    Fact.PREFILL_LANE: lambda e: policy_of(e.arch).workers == "lanes",
+    Fact.SEVERAL_GPUS: lambda e: e.gpus > 1,
+    Fact.EXPERTS: lambda e: e.pair.target.experts is not None,
+    Fact.SPLIT_EXPERTS: lambda e: e.pair.target.experts is not None and e.pair.target.experts.ranks > 1,
+    Fact.SESSIONS: lambda e: e.traffic.converses,
+    Fact.OFFLOADS: lambda e: (
         e.server.enable_prefix_caching and e.paged and e.traffic.shares and policy_of(e.arch).workers == "lanes"
     ),
-    PRIORITISED: _prioritises,
-    PREFILL_ENGINES: lambda e: e.hardware.groups()[0] > 1,
-    TENSORRT: lambda e: e.hardware.predicted_engine == "trtllm",
-    EAGER: lambda e: ENGINES[e.hardware.predicted_engine].era(e.hardware.engine_version).eager_s > 0,
-    ASYNC: _schedules,
+    Fact.PRIORITISED: _prioritises,
+    Fact.PREFILL_ENGINES: lambda e: e.hardware.groups()[0] > 1,
+    Fact.TENSORRT_RANKS: lambda e: (
+        e.hardware.data_parallel_size > 1 and e.sides is None and e.hardware.predicted_engine == "trtllm"
+    ),
+    Fact.EAGER: lambda e: ENGINES[e.hardware.predicted_engine].era(e.hardware.engine_version).eager_s > 0,
+    Fact.ASYNC: _schedules,
 }
 
 

@@ -48,12 +48,10 @@ def simulate(
     operations.
     """
     refuse_idle([experiment])
-    if profile is None:
-        profile = covering_profile(experiment)
+    profile = profile or covering_profile(experiment)
     if requests is None:
         requests = Workload(experiment.traffic, experiment.acceptance)
-    log = Log.of_everything() if traced else Log()
-    env = Clock()
+    env, log = Clock(), Log.of_everything() if traced else Log()
     cluster = Cluster(env, experiment, profile, log, end, blocks)
     if isinstance(requests, Workload) and experiment.scoring.detailed:
         requests.check_total()

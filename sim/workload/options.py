@@ -8,10 +8,9 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Annotated, Literal
 
 from pdvsim.sim.limits import (
-    DRAFTS,
     MAX_REQUESTS,
     MAX_TOKENS,
-    SESSIONS,
+    Fact,
     Internal,
     PartialShare,
     Range,
@@ -95,7 +94,7 @@ class Traffic:
     """Turns of a conversation; of a ShareGPT file at most as many as it has. Each sends the earlier turns and answers
     again, once the last is answered. Rates are of requests; --max-concurrency is in conversations."""
     think_time_s: Annotated[
-        float, Range(0, 86_400), of("num_turns"), of(SESSIONS, without=["use_trace_timestamps"])
+        float, Range(0, 86_400), of("num_turns"), of(Fact.SESSIONS, without=["use_trace_timestamps"])
     ] = 0.0
     """Mean time from an answer to the next turn of the conversation (exponential)."""
     seed: Seed = 0
@@ -228,16 +227,16 @@ class Traffic:
 class Acceptance:
     """Acceptance of draft tokens by the target."""
 
-    acceptance_rate: Annotated[Share, of(DRAFTS, without=FORMS)] = 0.6
+    acceptance_rate: Annotated[Share, of(Fact.DRAFTS, without=FORMS)] = 0.6
     """Probability that a draft token is accepted (Leviathan's alpha), if no other form is given."""
-    acceptance_concentration: Annotated[float | None, Range(0.001, 1e9), of(DRAFTS, without=FORMS)] = None
+    acceptance_concentration: Annotated[float | None, Range(0.001, 1e9), of(Fact.DRAFTS, without=FORMS)] = None
     """Draw each request's rate from a Beta distribution with mean --acceptance-rate and this concentration (a+b)."""
-    synthetic_acceptance_rates: Annotated[tuple[Share, ...], of(DRAFTS, without=FORMS[1:])] = ()
+    synthetic_acceptance_rates: Annotated[tuple[Share, ...], of(Fact.DRAFTS, without=FORMS[1:])] = ()
     """Unconditional acceptance per draft position (vLLM's convention): non-increasing, e.g. 0.8,0.6,0.4."""
-    acceptance_model: Annotated[str | None, of(DRAFTS, without=FORMS[::2])] = None
+    acceptance_model: Annotated[str | None, of(Fact.DRAFTS, without=FORMS[::2])] = None
     """Acceptance as measured for Llama-3.1-8B: cnn, gsm8k, instructcoder or sharegpt, followed by -eagle3, -ngram or
     -suffix."""
-    acceptance_trace: Annotated[str | None, of(DRAFTS, without=FORMS[:2])] = None
+    acceptance_trace: Annotated[str | None, of(Fact.DRAFTS, without=FORMS[:2])] = None
     """JSONL of recorded rounds: one list of accepted counts per line, assigned to the requests in turn. The largest
     count is the draft length of the recording."""
 

@@ -98,16 +98,6 @@ def test_profiles(capsys: pytest.CaptureFixture[str]) -> None:
     assert document["profiles"][0]["foundation"] in capsys.readouterr().out
 
 
-def test_run_prints_the_table_with_its_foundation(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["run", *SMALL, "--request-rate", "8"]) == 0
-    table = capsys.readouterr().out
-    assert table.startswith("============ Serving Benchmark Result ============\n")
-    assert "\n---------------Time to First Token----------------\nMean TTFT (ms):" in table
-    assert "Foundation:" in table
-    assert "P99 E2EL (ms):" in table
-    assert "P99 ITL (ms):" in table
-
-
 def test_run_saves_what_it_is_asked_to(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     out, trace = tmp_path / "r.json", tmp_path / "t.json"
     files = ["-o", str(out), "--save-detailed", "--trace-out", str(trace)]

@@ -17,7 +17,7 @@ from pdvsim.decide.capacity import Plan
 from pdvsim.decide.goal import Goal
 from pdvsim.decide.space import Space
 from pdvsim.sim.config import DEFAULTS, GROUP_OF, Acceptance, Arch, Experiment, Hardware, Server, Traffic
-from pdvsim.sim.limits import FACTS, flag_of
+from pdvsim.sim.limits import Fact, flag_of
 from pdvsim.sim.policies import ARCHS
 from pdvsim.sim.relevance import RULES, Doubt, applicable, choices, idle, own_options, refuse_idle
 from pdvsim.sim.run import simulate
@@ -45,8 +45,8 @@ EVERY = choices() | own_options()
 def test_a_choice_is_made_of_options_and_facts() -> None:
     for name, belongs in EVERY.items():
         named = {word for of in belongs for word in (*of.given, *of.without, *dict(of.values))}
-        assert named <= {"arch", *FACTS, *DEFAULTS}, name
-    assert set(RULES) == set(FACTS)
+        assert named <= {"arch", *Fact, *DEFAULTS}, name
+    assert set(RULES) == set(Fact)
 
 
 @pytest.mark.parametrize("arch", ARCHS)
@@ -63,22 +63,15 @@ def test_options_declared_idle_do_nothing(arch: Arch) -> None:
             with pytest.raises(ValueError, match=f"{flag_of(name)} has no effect here: it belongs to ") as refusal:
                 simulate(other)
             assert all(str(of) in str(refusal.value) for of in belongs)
-            launches = Unchecked(other).launches() if name not in READ else expected
+            launches = unchecked(other) if name not in READ else expected
             assert all((launches[column] == expected[column]).all() for column in expected), name
 
 
-class Unchecked:
-    """A run without the refusal."""
-
-    def __init__(self, experiment: Experiment) -> None:
-        self.experiment = experiment
-
-    def launches(self) -> Any:
-        from pdvsim.sim import run
-
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(run, "refuse_idle", lambda experiments: None)
-            return simulate(self.experiment).launches
+def unchecked(experiment: Experiment) -> Any:
+    """The launches of a run without the refusal."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("pdvsim.sim.run.refuse_idle", lambda experiments: None)
+        return simulate(experiment).launches
 
 
 def test_a_sweep_takes_what_acts_in_one_of_its_architectures() -> None:
