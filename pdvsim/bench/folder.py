@@ -19,12 +19,12 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pdvsim.bench.output import dumps, parquet, setting, settings
+from pdvsim.bench.output import dumps, parquet, remove_temporary, setting, settings
 from pdvsim.bench.pool import Outcome, Row
 from pdvsim.bench.rows import KEY_LENGTH, ROWS, KeptRun, Rows, locked
 from pdvsim.bench.run import finished_points, keys_of
 from pdvsim.bench.sweep import Sweep, frame_of
-from pdvsim.common.files import digest, remove_temporary, write_all
+from pdvsim.common.files import digest, write_all
 from pdvsim.common.version import __version__
 from pdvsim.sim.reading import quoted
 
@@ -115,11 +115,12 @@ class SweepDir:
         Without `draw`, as after an interruption, the plot is skipped, which takes longest.
         """
         frame, plot = frame_of(rows), self.path / "sweep.png"
-        content = {self.path / "sweep.json": (dumps({"date": date} | self.config) + "\n").encode()}
+        content: dict[Path, bytes] = {}
         if rows:
             content[self.path / "summary.parquet"] = parquet(frame)
             if draw is not None:
                 content[plot] = draw(frame)
+        content[self.path / "sweep.json"] = (dumps({"date": date} | self.config) + "\n").encode()
         write_all({plot: None, **content}, replace=True)
         return frame, list(content)
 

@@ -179,7 +179,7 @@ def read_own(path: str, tokenizer: str | None = None, kind: str | None = None, n
     )
 
 
-def _log(path: str, kind: str, named: tuple[str, ...]) -> Log:
+def _log(path: str, kind: str, named: tuple[str, ...]) -> LogTable:
     """The rows of a file; a ValueError if it lacks a column that is needed."""
     import pandas as pd
 
@@ -209,10 +209,10 @@ def _log(path: str, kind: str, named: tuple[str, ...]) -> Log:
     cells = pd.DataFrame(
         ((line, *map(row.get, wanted)) for line, row in chosen), columns=["line", *columns, "hash_ids"], dtype=object
     )
-    return Log(path, columns, cells.set_index("line"))
+    return LogTable(path, columns, cells.set_index("line"))
 
 
-class Log(NamedTuple):
+class LogTable(NamedTuple):
     """The cells of a file, by line and role."""
 
     path: str
