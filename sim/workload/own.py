@@ -171,7 +171,7 @@ def read_own(path: str, tokenizer: str | None = None, kind: str | None = None, n
         arrival_s,
         lengths,
         acceptance=None if rates is None else rates.astype(np.float32),
-        sessions=tuple(map(str, log.cells["session"])) if "session" in log.columns else None,
+        sessions=log.cells["session"].astype(str).factorize()[0] if "session" in log.columns else None,
         turns=turns,
         timed="arrival_s" in log.columns,
         hashes=log.hashes(lengths[:, 0]) if published and published.hashed else None,

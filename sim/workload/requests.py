@@ -27,7 +27,7 @@ from pdvsim.sim.core import ENDLESS, Chain, DrawnStreams, Request
 from pdvsim.sim.limits import MAX_OUTPUT_TOKENS, MAX_TOKENS
 from pdvsim.sim.workload import datasets
 from pdvsim.sim.workload.acceptance import Streams, copied
-from pdvsim.sim.workload.conversations import Growth, after_prefix, hashed_chain, own_text, recorded, session_chain
+from pdvsim.sim.workload.conversations import Growth, after_prefix, hashed_chain, own_text, session_chain
 from pdvsim.sim.workload.datasets import Lengths, Trace
 from pdvsim.sim.workload.options import BY_SEED, LENGTHS, PEAK, TRACES, Acceptance, Traffic
 
@@ -79,9 +79,7 @@ class Workload:
         self._rates = None if trace is None or given else trace.acceptance
         self._hashes = None if trace is None else trace.hashes
         self._span = 1 + max(map(max, self._hashes)) if self._hashes else 0
-        self._talk = None
-        if trace is not None and trace.turns is not None and trace.sessions is not None:
-            self._talk = recorded(trace.sessions, trace.turns, trace.lengths)
+        self._talk = None if trace is None else trace.talk()
         _check_shared(traffic, trace)
         self._table = None if trace is None else trace.lengths
         self._replay = self._order = self._sessions = None
