@@ -68,8 +68,9 @@ class Trace(NamedTuple):
 
     def talk(self) -> Recorded | None:
         """The conversations, if the sessions are some."""
-        known = self.turns is not None and self.sessions is not None
-        return recorded(self.sessions, self.turns, self.lengths) if known else None
+        if self.turns is None or self.sessions is None:
+            return None
+        return recorded(self.sessions, self.turns, self.lengths)
 
 
 def bad(path: str, where: str, what: str, accepted: str = "") -> ValueError:

@@ -262,7 +262,8 @@ class LogTable(NamedTuple):
 
 
 def _is_tokens(values: NDArray[np.float64]) -> NDArray[np.bool_]:
-    return (values >= 0) & (values <= MAX_TOKENS) & (values % 1 == 0)
+    whole: NDArray[np.bool_] = (values >= 0) & (values <= MAX_TOKENS) & (values % 1 == 0)
+    return whole
 
 
 def _is_hashes(ids: Value) -> bool:
