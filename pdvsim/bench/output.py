@@ -175,7 +175,7 @@ class _Hashed(io.RawIOBase):
 
 
 def tidy(frame: pd.DataFrame) -> pd.DataFrame:
-    """The same with one value per cell: a list becomes one column per position; missing values are nan."""
+    """A table with one value per cell: a list becomes one column per position; missing values are nan."""
     frame = frame.astype({name: float for name in frame if frame[name].isna().all()})
     columns: dict[str, Any] = {}
     for name, column in frame.items():

@@ -167,10 +167,10 @@ def _hits(requests: Columns) -> Iterator[list[str]]:
     for replica in np.unique(requests["replica"]).tolist():
         looked = (requests["replica"] == replica) & (requests["num_cached_tokens"] >= 0)
         order = np.argsort(requests["admitted_s"][looked], kind="stable")
-        time_s, cached, asked = (
+        time_s, cached, prompts = (
             requests[name][looked][order] for name in ("admitted_s", "num_cached_tokens", "prompt_tokens")
         )
-        for block in parts({"ts": time_s * 1e6, "percent": 100 * cached.cumsum() / asked.cumsum()}):
+        for block in parts({"ts": time_s * 1e6, "percent": 100 * cached.cumsum() / prompts.cumsum()}):
             yield [
                 _counter("prefix cache hits so far (%)", _pid(replica, 0), ts, "percent", f"{percent:.2f}")
                 for ts, percent in zip(block["ts"].tolist(), block["percent"].tolist(), strict=True)

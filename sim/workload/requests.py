@@ -62,7 +62,7 @@ def make_requests(traffic: Traffic, acceptance: Acceptance) -> list[Request]:
 
 
 class Workload:
-    """The same requests as an iterator, sampled in chunks: served ones can be dropped.
+    """The requests as an iterator, sampled in chunks: served ones can be dropped.
 
     Only a file of lengths and a replayed trace are held in memory.
     """
@@ -111,13 +111,13 @@ class Workload:
                 for column, default in ((chunk.sessions, -1), (chunk.turns, 0), (chunk.rows, -1))
             )
             lengths, prompts = chunk.lengths.tolist(), chunk.lengths[:, 0].tolist()
-            together = DrawnStreams(self._runs(streams, chunk), prompts)
+            drawn = DrawnStreams(self._runs(streams, chunk), prompts)
             for place, ((prompt, output), runs, session, turn, row) in enumerate(
-                zip(lengths, together.runs, *columns, strict=True)
+                zip(lengths, drawn.runs, *columns, strict=True)
             ):
                 later = turn > 0 and not replays
                 arrival_s = 0.0 if later else next(arrivals)
-                request = Request(next(numbers), arrival_s, prompt, output, runs, drawn=together, place=place)
+                request = Request(next(numbers), arrival_s, prompt, output, runs, drawn=drawn, place=place)
                 if shares:
                     if several > 1 and not later:
                         prefix = int(prefixes.integers(several))
