@@ -1,9 +1,9 @@
 """A sweep on disk: a folder that stays consistent whenever the sweep is stopped. Its only store is rows.jsonl.
 
-    rows.jsonl        the row of each finished point, or why it failed (`rows`); under the key SWEEP, what was asked
+    rows.jsonl        the row of each finished point, or why it failed (`rows`); under SWEEP, the settings and points
     details/          00007.requests.parquet (launches, deliveries): records, if requested; digests are in the row
     .lock             locked by the writing process; a crash releases it
-    sweep.json, summary.parquet, sweep.png: what was asked, the rows and their plot, written at the end and never read
+    sweep.json, summary.parquet, sweep.png: settings, rows and plot, written at the end and never read
 
 A folder may be continued with other flags: rows of other settings stay in rows.jsonl, and its last SWEEP line says
 which of them are of the sweep that ran last.
@@ -19,19 +19,19 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pdvsim.bench.output import dumps, parquet, setting, settings
+from pdvsim.bench.output import dumps, parquet, remove_temporary, setting, settings
 from pdvsim.bench.pool import Outcome, Row
 from pdvsim.bench.rows import KEY_LENGTH, ROWS, KeptRun, Rows, locked
 from pdvsim.bench.run import finished_points, keys_of
 from pdvsim.bench.sweep import Sweep, frame_of
-from pdvsim.common.files import digest, remove_temporary, write_all
+from pdvsim.common.files import digest, write_all
 from pdvsim.common.version import __version__
 from pdvsim.sim.reading import quoted
 
 if TYPE_CHECKING:
     import pandas as pd
 
-SCHEMA = 3  # of what was asked
+SCHEMA = 3  # of the SWEEP line
 SWEEP = "sweep".ljust(KEY_LENGTH, "-")
 REPAIR = "--resume with the sweep's flags repairs it"
 
@@ -89,10 +89,10 @@ class SweepDir:
                 self.details.mkdir(exist_ok=True)
             rows, points = Rows(self.path / ROWS), self.sweep.points()
             keys = zip(keys_of(points, rows, self.details), points, strict=True)
-            asked = {**self.config, "points": [{"key": key} | point.labels for key, point in keys]}
+            header = {**self.config, "points": [{"key": key} | point.labels for key, point in keys]}
             known = rows.get(SWEEP)
-            if known is None or json.dumps(known.row) != json.dumps(asked):
-                rows.add(SWEEP, Outcome(0, {"row": asked, "details": {}}))
+            if known is None or json.dumps(known.row) != json.dumps(header):
+                rows.add(SWEEP, Outcome(0, {"row": header, "details": {}}))
             try:
                 yield rows
             finally:
@@ -115,20 +115,21 @@ class SweepDir:
         Without `draw`, as after an interruption, the plot is skipped, which takes longest.
         """
         frame, plot = frame_of(rows), self.path / "sweep.png"
-        content = {self.path / "sweep.json": (dumps({"date": date} | self.config) + "\n").encode()}
+        content: dict[Path, bytes] = {}
         if rows:
             content[self.path / "summary.parquet"] = parquet(frame)
             if draw is not None:
                 content[plot] = draw(frame)
+        content[self.path / "sweep.json"] = (dumps({"date": date} | self.config) + "\n").encode()
         write_all({plot: None, **content}, replace=True)
         return frame, list(content)
 
 
 @dataclass(frozen=True)
 class StoredSweep:
-    """What the folder of a sweep has: what was asked, and the points in order, each with its labels and its row."""
+    """What the folder of a sweep has: its settings, and the points in order, each with its labels and its row."""
 
-    asked: dict[str, Any]
+    header: dict[str, Any]
     points: list[tuple[Row, KeptRun | None]]
     failed: int  # points
     damaged: int  # lines, as long as a point is missing
@@ -152,8 +153,8 @@ def stored_sweep(folder: Path) -> StoredSweep:
     if (version := kept.row.get("schema_version")) != SCHEMA:
         raise ValueError(f"{path}: schema_version is {quoted(version)}, this version reads {SCHEMA}")
     try:
-        asked = {**kept.row, "sweep": dict(kept.row["sweep"])}
-        labels = list(map(dict, asked.pop("points")))
+        header = {**kept.row, "sweep": dict(kept.row["sweep"])}
+        labels = list(map(dict, header.pop("points")))
         keys = [str(one.pop("key")) for one in labels]
     except (KeyError, TypeError, ValueError):
         raise ValueError(f"{path}: is no sweep of this version") from None
@@ -161,4 +162,4 @@ def stored_sweep(folder: Path) -> StoredSweep:
     missing = {key for key, entry in zip(keys, entries, strict=True) if entry is None}
     others = len(rows) - 1 - len(set(keys) - missing)
     points, damaged = list(zip(labels, entries, strict=True)), rows.damaged if missing else 0
-    return StoredSweep(asked, points, len(rows.failed & missing), damaged, others)
+    return StoredSweep(header, points, len(rows.failed & missing), damaged, others)

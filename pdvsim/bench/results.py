@@ -195,15 +195,15 @@ def load(paths: Sequence[Path | str]) -> Results:
         source, rows = read_sweep(path) if path.is_dir() else read_run(path)
         tables.append(_table(rows, source).assign(source=number, results=source.name))
         sources.append(source)
-    asked = list(dict.fromkeys(name for source in sources for name in source.vary))
+    varied = list(dict.fromkeys(name for source in sources for name in source.vary))
     for source, table in zip(sources, tables, strict=True):
-        for name in (name for name in asked if name not in table):
+        for name in (name for name in varied if name not in table):
             table[name] = source.setting(name)
     points = pd.concat(tables, ignore_index=True).copy()  # defragments: pandas warns about many inserted columns
     points["run"] = points["seed"].rank(method="dense").astype(int) - 1  # one replication per seed
-    first = [*KEYS, "pair", "run", "seed", *asked, "profile", "foundation"]  # as a sweep orders them
+    first = [*KEYS, "pair", "run", "seed", *varied, "profile", "foundation"]  # as a sweep orders them
     points = points[list(dict.fromkeys([*first, *points.columns]))]
-    candidates = [name for name in dict.fromkeys(("pair", *asked)) if points[name].nunique(dropna=False) > 1]
+    candidates = [name for name in dict.fromkeys(("pair", *varied)) if points[name].nunique(dropna=False) > 1]
     dims = tuple(candidates)
     if len(sources) > 1 and _mixed(points, sources, candidates):
         dims = ("results", *candidates)
@@ -240,14 +240,14 @@ def read_sweep(folder: Path) -> tuple[Source, list[dict[str, Any]]]:
         known = {"records": saved, "records_sha256": kept.details or None}
         rows.append({"point": index} | labels | kept.row | labels | known)
     done, every = len(rows), len(stored.points)
-    lost = sum(not row["records"] for row in rows) if stored.asked.get("save_detailed") else 0
+    lost = sum(not row["records"] for row in rows) if stored.header.get("save_detailed") else 0
     missing = [f"{done} of {every} points"] * (done < every) + [f"{stored.failed} failed"] * (stored.failed > 0)
     missing += [f"no histograms of {lost} of {done} points: their records are missing"] * (lost > 0)
-    name, sweep = folder.resolve().name, stored.asked["sweep"]
+    name, sweep = folder.resolve().name, stored.header["sweep"]
     vary = tuple(name for name in sweep.get("vary") or {} if name not in KEYS)
     date = time.strftime("%Y%m%d-%H%M%S", time.localtime(path.stat().st_mtime))  # of the last row
     incomplete = f"{name}: {', '.join(missing)}" if missing else ""
-    config, version = _settings(path, sweep.get("base")), stored.asked["pdvsim_version"]
+    config, version = _settings(path, sweep.get("base")), stored.header["pdvsim_version"]
     return Source(name, folder, date, version, config, vary, None, incomplete), rows
 
 
@@ -303,7 +303,9 @@ def _settings(path: Path, given: Any) -> Config:
         for name in config[group].keys() & known.keys():
             option, value = known[name], config[group][name]
             try:
-                if value is not None or option.default is not None:
+                if value is None and option.default is None:
+                    continue
+                if not (option.values and isinstance(value, str)):  # a choice may be of another version
                     config[group][name] = converted(option, value)
             except (ValueError, OverflowError) as error:
                 raise ValueError(printable(f"{path}: config: {group}: {name}: {error}")) from None
@@ -323,7 +325,7 @@ def check_result(path: Path) -> tuple[bool, list[str]]:
         return False, [f"damaged: {error}"]
     missing = [f"{index:05}" for index, (_, kept) in enumerate(stored.points) if kept is None]
     damaged = [f"{ROWS} ({stored.damaged} lines)"] if stored.damaged else []
-    for index, _, kept in stored.done if stored.asked.get("save_detailed") else ():
+    for index, _, kept in stored.done if stored.header.get("save_detailed") else ():
         damaged += [f"details/{name}" for name in damaged_records(path / "details", index, kept.details)]
     failed = f", {stored.failed} failed" if stored.failed else ""
     lines = [f"{len(stored.done)} of {len(stored.points)} points are complete{failed}"]

@@ -14,7 +14,6 @@ import os
 import secrets
 import stat
 import sys
-import time
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -24,7 +23,6 @@ from pdvsim.sim.reading import opened
 
 SEAL = "sha256"
 TEMPORARY = ".pdvsim-*.tmp"  # left by a killed process
-OLD_S = 3600.0  # of a temporary file that no process can still be writing
 
 
 @contextmanager
@@ -119,21 +117,12 @@ def check_writable(path: Path) -> None:
         if in_place(path):
             return
         temporary = Path(os.path.realpath(path)).with_name(f".pdvsim-{secrets.token_hex(8)}.tmp")
-        remove_temporary(temporary.parent, OLD_S)
         try:
             _created(temporary).close()
         finally:  # also after Ctrl-C
             temporary.unlink(missing_ok=True)
     except OSError as error:
         raise OSError(error.errno, error.strerror, str(path)) from None
-
-
-def remove_temporary(folder: Path, age_s: float = 0.0) -> None:
-    """Remove what killed processes left in a folder, as far as it is of that age."""
-    for path in folder.glob(TEMPORARY):
-        with contextlib.suppress(OSError):
-            if time.time() - path.lstat().st_mtime >= age_s:
-                path.unlink()
 
 
 def in_place(path: Path) -> bool:

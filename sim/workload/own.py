@@ -171,7 +171,7 @@ def read_own(path: str, tokenizer: str | None = None, kind: str | None = None, n
         arrival_s,
         lengths,
         acceptance=None if rates is None else rates.astype(np.float32),
-        sessions=tuple(map(str, log.cells["session"])) if "session" in log.columns else None,
+        sessions=log.cells["session"].astype(str).factorize()[0] if "session" in log.columns else None,
         turns=turns,
         timed="arrival_s" in log.columns,
         hashes=log.hashes(lengths[:, 0]) if published and published.hashed else None,
@@ -179,7 +179,7 @@ def read_own(path: str, tokenizer: str | None = None, kind: str | None = None, n
     )
 
 
-def _log(path: str, kind: str, named: tuple[str, ...]) -> Log:
+def _log(path: str, kind: str, named: tuple[str, ...]) -> LogTable:
     """The rows of a file; a ValueError if it lacks a column that is needed."""
     import pandas as pd
 
@@ -209,10 +209,10 @@ def _log(path: str, kind: str, named: tuple[str, ...]) -> Log:
     cells = pd.DataFrame(
         ((line, *map(row.get, wanted)) for line, row in chosen), columns=["line", *columns, "hash_ids"], dtype=object
     )
-    return Log(path, columns, cells.set_index("line"))
+    return LogTable(path, columns, cells.set_index("line"))
 
 
-class Log(NamedTuple):
+class LogTable(NamedTuple):
     """The cells of a file, by line and role."""
 
     path: str
@@ -262,7 +262,8 @@ class Log(NamedTuple):
 
 
 def _is_tokens(values: NDArray[np.float64]) -> NDArray[np.bool_]:
-    return (values >= 0) & (values <= MAX_TOKENS) & (values % 1 == 0)
+    whole: NDArray[np.bool_] = (values >= 0) & (values <= MAX_TOKENS) & (values % 1 == 0)
+    return whole
 
 
 def _is_hashes(ids: Value) -> bool:

@@ -40,6 +40,7 @@ pytestmark = pytest.mark.usefixtures("quick_plots_in_module")
 
 
 ONE = ["--arch", "pdv"]
+PATIENCE_S = 600
 LLAMA = {
     "model_type": "llama", "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2,
     "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 100, "max_position_embeddings": 512,
@@ -105,7 +106,8 @@ def test_killed_at_random_moments_and_resumed(tmp_path: Path, uninterrupted: Pat
         by_time = (10**6, chance.uniform(0.001, 0.3))
         running = forks.Process(target=doomed, args=(argv, *(by_step if number % 4 == 3 else by_time)))
         running.start()
-        running.join()
+        running.join(PATIENCE_S)
+        assert running.exitcode is not None
         check_whole(folder)
         seen.append(done(folder))
         if number == 1 and (folder / ROWS).exists():

@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from pdvsim.bench.output import save
+from pdvsim.bench.output import OLD_S, check_file, save
 from pdvsim.cli import main
-from pdvsim.common.files import OLD_S, TEMPORARY, check_writable, unbroken, whole, write_all, write_whole
+from pdvsim.common.files import TEMPORARY, check_writable, unbroken, whole, write_all, write_whole
 
 ROOT = Path(__file__).parents[2]
 ROOMS = ("pdvsim", "sim", "profiler", "realrun", "calibration")
@@ -61,7 +61,7 @@ def test_what_a_killed_process_left_goes_at_the_next_start(tmp_path: Path) -> No
         path = tmp_path / TEMPORARY.replace("*", name)
         path.touch()
         os.utime(path, (path.stat().st_mtime - age_s,) * 2)
-    check_writable(tmp_path / "x")
+    check_file(tmp_path / "x")
     assert [path.name for path in tmp_path.iterdir()] == [TEMPORARY.replace("*", "young")]
 
 

@@ -47,7 +47,7 @@ def test_csv_and_json_lines_hold_the_same(tmp_path: Path, delimiter: str) -> Non
         assert trace.arrival_s.tolist() == [0.5, 0.0, 2.0]
         assert trace.lengths.tolist() == [[10, 3], [20, 4], [30, 5]]
         assert trace.acceptance.tolist() == pytest.approx([0.9, 0.1, 0.5])
-        assert trace.sessions == ("a", "b", "a")
+        assert trace.sessions.tolist() == [0, 1, 0]
         assert trace.notes == ()  # the documented names are not worth a word
 
 
