@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from time import perf_counter, sleep
+from typing import Any
 
 import torch
 
@@ -17,7 +18,7 @@ from pdvsim.profiler.grid import GridPoint, labelled
 from pdvsim.profiler.rig import Drawn, Launcher, Rig, free, settle
 from pdvsim.profiler.samples import Part
 from pdvsim.realrun.engine.graphs import Ticket
-from pdvsim.realrun.telemetry import nvml_of
+from pdvsim.realrun.telemetry import reader_of
 
 REST_S = 0.15
 RUN_S = 0.6  # well past the time a clock takes to settle
@@ -109,17 +110,9 @@ def seconds_of(ticket: Ticket) -> float:
 
 def card_reader(device: torch.device) -> Callable[[], CardReading]:
     """Return a function that reads the card's clock and power; nan where they cannot be read."""
-    nothing = float("nan"), float("nan")
-    if device.type != "cuda":
-        return lambda: nothing
-    try:
-        nvml, handle = nvml_of(device)
+    return reader_of(device, _clock_and_power) or (lambda: (float("nan"), float("nan")))
 
-        def read() -> CardReading:
-            [power] = nvml.nvmlDeviceGetFieldValues(handle, [nvml.NVML_FI_DEV_POWER_INSTANT])
-            return float(nvml.nvmlDeviceGetClockInfo(handle, nvml.NVML_CLOCK_SM)), power.value.uiVal / 1000
 
-        read()
-    except Exception:  # not installed, or a driver that refuses: times alone are still useful
-        return lambda: nothing
-    return read
+def _clock_and_power(nvml: Any, card: Any) -> CardReading:
+    [power] = nvml.nvmlDeviceGetFieldValues(card, [nvml.NVML_FI_DEV_POWER_INSTANT])
+    return float(nvml.nvmlDeviceGetClockInfo(card, nvml.NVML_CLOCK_SM)), power.value.uiVal / 1000

@@ -218,7 +218,7 @@ def test_the_card_is_read_through_nvml(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch,
         NVML_FI_DEV_POWER_INSTANT=7,
         nvmlDeviceGetCurrentClocksThrottleReasons=lambda card: 0x44,
-        nvmlSystemGetDriverVersion=lambda: b"580.1",
+        nvmlSystemGetDriverVersion=lambda: "580.1",
         nvmlDeviceGetFieldValues=lambda card, names: [SimpleNamespace(value=SimpleNamespace(uiVal=498_500))],
     )
     card = torch.device("cuda")
