@@ -22,7 +22,7 @@ from urllib.parse import urlencode, urlsplit
 
 from tornado.httpserver import HTTPServer
 from tornado.httputil import HTTPServerRequest
-from tornado.ioloop import IOLoop, PeriodicCallback
+from tornado.ioloop import IOLoop
 from tornado.netutil import bind_sockets
 from tornado.web import Application, ErrorHandler, RequestHandler
 from tornado.websocket import WebSocketClosedError, WebSocketHandler
@@ -32,7 +32,8 @@ if TYPE_CHECKING:
 
 LOOPBACK, EVERY_ADDRESS = "127.0.0.1", ("0.0.0.0", "::")
 COOKIE = "pdvsim-live"
-UPDATE_MS = 150
+UPDATE_S = 0.15
+LEAST_PAUSE_S = 0.01  # between two updates, for the browsers
 MOST_UNDRAWN_UPDATES = 2  # a slow browser gets fewer, not later ones
 HIDDEN_S = 2.0  # then an update is sent anyway: a hidden page draws nothing
 PING_S = 10.0
@@ -155,22 +156,22 @@ class PageServer:
         server = HTTPServer(site, max_body_size=COMMAND_BYTES)  # more is refused unread
         server.add_sockets(self._sockets)
 
-        def send_updates() -> None:
-            if show.poll():
-                for viewer in [*site.viewers]:
-                    viewer.send_update()
+        def go_on() -> None:
+            began = monotonic()
+            for viewer in [*site.viewers] if show.tick() else ():
+                viewer.send_update()
+            loop.call_later(max(LEAST_PAUSE_S, UPDATE_S - (monotonic() - began)), go_on)
 
         def end(number: int, frame: FrameType | None) -> None:
+            signal.signal(number, before[number])  # the second one ends a policy that never yields
             loop.add_callback_from_signal(loop.stop)
 
-        updates = PeriodicCallback(send_updates, UPDATE_MS)
         before = {number: signal.signal(number, end) for number in (signal.SIGINT, signal.SIGTERM)}
         try:
-            updates.start()
             loop.add_callback(ready)
+            loop.add_callback(go_on)
             loop.start()
         finally:
-            updates.stop()
             server.stop()
             for viewer in [*site.viewers]:
                 viewer.close(1001, "the session has ended")

@@ -239,12 +239,21 @@ def _said(entry: Entry, metric: str, unit: str) -> str:
 # one run or one load -------------------------------------------------------------------------------------------------
 
 
-def histogram(metric: str, edges_ms: Array, counts: Mapping[str, tuple[str, Array]], **more: Any) -> Chart:
-    """Shares of the latencies between neighbouring edges, by name, each with its colour."""
-    traces = [
-        Curve(name, colour, edges_ms, np.append(100 * found / max(1, found.sum()), 0.0), step=True, fill=True)
-        for name, (colour, found) in counts.items()
-    ]
+def log_edges(values: Sequence[Array], bins: int = 60) -> Array:
+    """Edges that all these values have in common, evenly spaced on a logarithmic axis."""
+    every = np.concatenate(values)
+    every = every[every > 0]
+    low, high = (float(every.min()), float(every.max())) if len(every) else (1.0, 10.0)
+    return np.geomspace(low, max(high, 1.01 * low), bins + 1)
+
+
+def histogram(metric: str, edges_ms: Array, values_ms: Mapping[str, tuple[str, Array]], **more: Any) -> Chart:
+    """Shares of the latencies between neighbouring edges, by name, each with its colour; the ends include the rest."""
+    traces = []
+    for name, (colour, values) in values_ms.items():
+        found = np.histogram(values.clip(edges_ms[0], edges_ms[-1]), edges_ms)[0]
+        shares = np.append(100 * found / max(1, found.sum()), 0.0)
+        traces.append(Curve(name, colour, edges_ms, shares, step=True, fill=True))
     unit = f"% of {'chunks' if metric == 'itl' else 'requests'}"
     return Chart(metric.upper(), unit, f"{metric.upper()} (ms)", traces, upright=True, **more)
 
@@ -279,15 +288,13 @@ def timeline(series: Mapping[str, Any]) -> list[Chart]:
         ("Busy (%)", lanes["busy"], 100),
         ("Copy bandwidth (%)", lanes["bandwidth"], 100),
     ]
-    charts = []
+    charts, edges = [], series["edges_s"]
+    middles = (edges[1:] + edges[:-1]) / 2
     for title, lines, factor in panels:
         shown = [(name, np.asarray(values) * factor, colour) for name, values, colour in lines if len(values)]
         known = [(name, np.flatnonzero(~np.isnan(values)), values, colour) for name, values, colour in shown]
-        traces = [Curve(name, colour, series["start_s"] + (at + 0.5) * series["bin_s"], values[at])
-                  for name, at, values, colour in known if len(at)]  # fmt: skip
+        traces = [Curve(name, colour, middles[at], values[at]) for name, at, values, colour in known if len(at)]
         if traces:
-            span = (series["start_s"], series["start_s"] + len(series["in_flight"]) * series["bin_s"])
-            charts.append(
-                Chart(title, "", "Time (s)", traces, top=105.0 if factor > 1 else None, range=span, height=180)
-            )
+            top = 105.0 if factor > 1 else None
+            charts.append(Chart(title, "", "Time (s)", traces, top=top, range=(edges[0], edges[-1]), height=180))
     return charts

@@ -247,8 +247,7 @@ def _chart(
     wide = bool(values) and numeric and min(values) > 0 and (axis.x == "load" or max(values) >= 8 * min(values))
     name = AXIS_NAMES.get(str(entries[0]["load_kind"]), "Load") if axis.x == "load" else metric_label(axis.x)
     log = axis.y.endswith("_ms") and spread(traces)
-    label_x = name.removesuffix(" ()")
-    return Chart(title, metric_label(axis.y).removesuffix(" ()"), label_x, traces, ticks=ticks, log_x=wide, log_y=log)
+    return Chart(title, metric_label(axis.y), name, traces, ticks=ticks, log_x=wide, log_y=log)
 
 
 def _values(points: pd.DataFrame, name: str | None) -> list[Any]:

@@ -62,7 +62,7 @@ def _histogram(name: str, values_ms: Any, arch: str, level_s: float | None) -> C
         return Chart(f"{name.upper()} (ms){within}")
     spare = max(1e-6 * float(np.abs(values_ms).max()), 1e-9)  # nearly equal values would have no width for bars
     edges = np.linspace(values_ms.min() - spare, values_ms.max() + spare, HISTOGRAM + 1)
-    found = {"": (arch_colour(arch), np.histogram(values_ms, edges)[0])}
+    found = {"": (arch_colour(arch), values_ms)}
     near = [level_s * 1e3] if level_s is not None and level_s * 1e3 < NEAR * values_ms.max() else []
     middle = f"{name.upper()}, median {number_text(float(np.median(values_ms)))} ms{within}"
     return replace(histogram(name, edges, found, levels=near), title=middle)

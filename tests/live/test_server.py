@@ -153,10 +153,7 @@ def test_a_hundred_pages_cost_little_and_leave_nothing(live: Served) -> None:
     assert held_mib() - before_mib < 40
 
 
-def test_a_port_that_is_taken_is_named_before_anything_is_made(
-    monkeypatch: pytest.MonkeyPatch, refused: Callable[..., str]
-) -> None:
-    monkeypatch.setattr("pdvsim.live.pace.Feed", None)
+def test_a_port_that_is_taken_is_named(refused: Callable[..., str]) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = str(taken.getsockname()[1])
         assert f"port {port} " in refused(["live", "--no-browser", "--port", port])

@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import base64
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from hashlib import sha256
 from html import escape
 from importlib.resources import files
 from typing import Any
 
 from pdvsim.view.charts import plain
+from pdvsim.view.style import grew, metric_label
 
 FORM = (
     '{}<form id="controls" aria-label="What to show"><fieldset id="archs">'
@@ -28,6 +29,21 @@ def page(document: Mapping[str, Any]) -> str:
     live = '<div id="status"></div><div id="saved"></div>' if document.get("feed") else ""
     body = FORM.format(warning + live, embedded(plain(document)))
     return html_page(document["title"], document["lead"], body, ["page.js"], "; connect-src 'self'" if live else "")
+
+
+def metric_table(
+    heads: Sequence[tuple[str, str]],
+    queues: Sequence[str],
+    groups: Mapping[str, str],
+    cell: Callable[[str, int], tuple[str, str, str]],
+) -> dict[str, Any]:
+    """A table with one column per head: whether its queue grew, then metrics.
+
+    `groups` are of the metrics, in order; those with one are folded. A cell is its text, a smaller one and a class.
+    """
+    rows = [("queue", "", [(text, "", "grew" if grew(text) else "") for text in queues])]
+    rows += [(metric_label(m), group, [cell(m, at) for at in range(len(heads))]) for m, group in groups.items()]
+    return {"heads": heads, "rows": rows}
 
 
 def html_page(title: str, lead: str, body: str, scripts: Sequence[str] = (), policy: str = "") -> str:
