@@ -24,15 +24,16 @@ class Pacer:
     def restart(self) -> None:
         """Begin a new session."""
         self.session = Session(self.setup)
-        self._due_s, self._last = 0.0, perf_counter()
+        self.run(self.running)
+
+    def run(self, running: bool) -> None:
+        """Run from now on, or pause."""
+        self.running, self._due_s, self._last = running, 0.0, perf_counter()
 
     def tick(self) -> None:
         """Advance by the elapsed time times the speed, for at most a tick; the rest is caught up later."""
         began, session = perf_counter(), self.session
         passed_s, self._last = began - self._last, began
-        if not self.running:
-            self.measured_speed = self._due_s = 0.0
-            return
         from_s = session.now_s
         self._due_s = min(self._due_s + passed_s * self.speed, MOST_CATCH_UP_S * self.speed)
         to_s, slice_s = from_s + self._due_s, max(SLICE_S, self.measured_speed * BUSY_S / SLICES)

@@ -14,7 +14,7 @@ from pdvsim.common.console import say
 from pdvsim.live.gauge import KEPT_S, Window
 from pdvsim.live.knobs import BURST, Action, Knobs, Setup
 from pdvsim.live.pace import Pacer
-from pdvsim.live.parts import parts
+from pdvsim.live.parts import LivePart, parts
 from pdvsim.sim.config import Experiment
 from pdvsim.sim.policies import PolicyError, named
 from pdvsim.view.charts import plain
@@ -49,7 +49,8 @@ class Dashboard:
         self.refusal = self.ended = ""  # of the last command; why the session ended by itself
         self._saved, self._saving = "", False
         self._windows: list[Window] = []
-        self._update_parts: dict[str, str] = {}  # as JSON, made once for all browsers
+        self._ticks = 0
+        self._update_parts: dict[str, tuple[int, str]] = {}  # as JSON, made at a tick for all browsers
 
     def html(self) -> str:
         """The page, the same for every browser; updates fill it."""
@@ -86,13 +87,13 @@ class Dashboard:
             order = partial(session.change, replace(session.knobs, **{what: _read(what, self.knobs[what], value)}))
         else:
             order = {
-                "pause": partial(setattr, pacer, "running", not pacer.running),
+                "pause": partial(pacer.run, not pacer.running),
                 "on": partial(session.advance, session.now_s + 1.0),
                 "restart": pacer.restart,
                 "burst": session.burst,
                 "save": self._start_saving,
             }[what]
-        self.controls, self.refusal = self.controls + 1, ""
+        self.controls, self.refusal, self._update_parts = self.controls + 1, "", {}
         try:
             self._go_on(order)
         except ValueError as error:
@@ -100,13 +101,15 @@ class Dashboard:
 
     def tick(self) -> bool:
         """Go on with the session; whether there is something new."""
-        self._go_on(self.pacer.tick)
+        self._ticks += 1
+        if self.pacer.running:
+            self._go_on(self.pacer.tick)
         told, self._told = self._told, self.controls
         return told != self.controls or (self.pacer.running and not self.ended)
 
     def _go_on(self, order: Callable[[], object]) -> None:
         """Do something with the session; an error of a policy ends it."""
-        self._windows, self._update_parts = [], {}
+        self._windows = []
         try:
             if not self.ended:
                 order()
@@ -138,20 +141,23 @@ class Dashboard:
         changed = known != self.controls
         texts = {"status": self._status()} | ({"saved": self._saved} if changed else {})
         due = [part for part in self.parts if changed or sent % part.every == 0]
-        made = ", ".join(self._part(part.id, lambda part=part: part.content(self.windows)) for part in due)
-        controls = self._part("controls", self._settings) if changed else '"controls": {}'
-        return f'{{"number": {sent + 1}, "html": {json.dumps(texts)}, {controls}, "parts": {{{made}}}}}'
+        made = ", ".join(map(self._made, due))
+        controls = json.dumps(plain(self._settings()) if changed else {})
+        return f'{{"number": {sent + 1}, "html": {json.dumps(texts)}, "controls": {controls}, "parts": {{{made}}}}}'
+
+    def _made(self, part: LivePart) -> str:
+        """The latest content of a part, which is made again after some ticks."""
+        at, text = self._update_parts.get(part.id, (-part.every, ""))
+        if self._ticks - at >= part.every:
+            text = f"{json.dumps(part.id)}: {json.dumps(plain(part.content(self.windows)))}"
+            self._update_parts[part.id] = self._ticks, text
+        return text
 
     @property
     def windows(self) -> list[Window]:
         """The last seconds of each architecture."""
         self._windows = self._windows or self.pacer.session.windows(self.window_s)
         return self._windows
-
-    def _part(self, name: str, make: Callable[[], Any]) -> str:
-        if name not in self._update_parts:
-            self._update_parts[name] = f"{json.dumps(name)}: {json.dumps(plain(make()))}"
-        return self._update_parts[name]
 
     def _status(self) -> str:
         if self.ended:

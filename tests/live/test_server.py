@@ -146,6 +146,13 @@ def test_a_hundred_pages_cost_little_and_leave_nothing(live: Served) -> None:
             connection.close()
         return open_mib
 
+    async def pause() -> None:
+        connection = await websocket_connect(live.url.replace("http", "ws") + "ws")
+        await connection.write_message('["pause", null]')
+        await asyncio.wait_for(connection.read_message(), 60)
+        connection.close()
+
+    asyncio.run(pause())  # the simulation costs nothing
     before_s, before_mib = spent_s(), held_mib()
     open_mib = asyncio.run(hundred())
     assert spent_s() - before_s < 15
