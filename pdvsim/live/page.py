@@ -21,15 +21,10 @@ from pdvsim.view.charts import plain
 from pdvsim.view.report import page
 from pdvsim.view.style import arch_colour
 
-SPEEDS = (1.0, 10.0, 100.0, float("inf"))
-WINDOWS_S = (10.0, 30.0, KEPT_S)
+SPEEDS = {"1×": 1.0, "10×": 10.0, "100×": 100.0, "maximum speed": float("inf")}
+WINDOWS_S = {f"{window_s:g} s": window_s for window_s in (10.0, 30.0, KEPT_S)}
 OWN = "data set's"
-CHOICES = {
-    "input_len": (32, 128, 256, 512, 1024, 2048, 4096),
-    "output_len": (32, 128, 256, 512, 1024, 2048, 4096),
-    "max_num_seqs": (4, 8, 16, 32, 64, 128, 256, 512),
-    "max_num_batched_tokens": (128, 256, 512, 1024, 2048, 4096, 8192),
-}
+LENGTHS = [OWN, 32, 128, 256, 512, 1024, 2048, 4096]
 BUTTONS = {"pause": "Pause", "on": "Advance 1 s", "restart": "Restart", "burst": f"Burst of {BURST}", "save": "Save"}
 
 Save = Callable[[Setup, Sequence[Action], float], str]  # saves a session up to a time; returns the outcome
@@ -41,7 +36,7 @@ class Dashboard:
     def __init__(self, setup: Setup, speed: float, save: Save, about: str) -> None:
         """`about` describes the setup; a ValueError of one line if it cannot be simulated."""
         self.pacer, self.save, self.about = Pacer(setup, speed), save, about
-        self.window_s, self.setup = WINDOWS_S[1], setup
+        self.window, self.setup = "30 s", setup
         self.names = [named(arch).rpartition(":")[2] for arch in setup.archs]
         self.knobs = _knobs(setup.base)
         self.parts = parts(setup.archs, self.names, setup.base.scoring.slo())
@@ -55,8 +50,8 @@ class Dashboard:
     def html(self) -> str:
         """The page, the same for every browser; updates fill it."""
         buttons = [{"id": name, "kind": "button", "label": text} for name, text in BUTTONS.items()]
-        speeds = {"id": "speed", "kind": "group", "label": "Speed", "options": list(map(_times, SPEEDS))}
-        window = {"id": "window", "label": "Window", "options": list(map(_seconds, WINDOWS_S))}
+        speeds = {"id": "speed", "kind": "group", "label": "Speed", "options": [*SPEEDS]}
+        window = {"id": "window", "label": "Window", "options": [*WINDOWS_S]}
         knobs = [{"id": name, **knob} for name, knob in self.knobs.items()]
         archs = zip(self.setup.archs, self.names, strict=True)
         return page(
@@ -80,9 +75,9 @@ class Dashboard:
         pacer, session = self.pacer, self.pacer.session
         order: Callable[[], object]
         if what == "window":
-            order = partial(setattr, self, "window_s", WINDOWS_S[list(map(_seconds, WINDOWS_S)).index(value)])
+            order = partial(setattr, self, "window", [*WINDOWS_S][[*WINDOWS_S].index(value)])
         elif what == "speed":
-            order = partial(setattr, pacer, "speed", dict(enumerate(SPEEDS))[value])
+            order = partial(setattr, pacer, "speed", dict(enumerate(SPEEDS.values()))[value])
         elif what in self.knobs:
             order = partial(session.change, replace(session.knobs, **{what: _read(what, self.knobs[what], value)}))
         else:
@@ -156,7 +151,7 @@ class Dashboard:
     @property
     def windows(self) -> list[Window]:
         """The last seconds of each architecture."""
-        self._windows = self._windows or self.pacer.session.windows(self.window_s)
+        self._windows = self._windows or self.pacer.session.windows(WINDOWS_S[self.window])
         return self._windows
 
     def _status(self) -> str:
@@ -165,7 +160,7 @@ class Dashboard:
         pacer = self.pacer
         pace = f"{pacer.measured_speed:.1f}× real time" if pacer.running else "paused"
         now = f"<b>{pacer.session.now_s:.1f} s</b> simulated"
-        texts = [now, pace, f"values of the last {self.window_s:g} s"]
+        texts = [now, pace, f"values of the last {self.window}"]
         late = [name for name, window in zip(self.names, self.windows, strict=True) if window.overloaded]
         if late:
             texts.append(f'<span class="bad">{html.escape(", ".join(late))} overloaded: the queue grows</span>')
@@ -176,18 +171,14 @@ class Dashboard:
     def _settings(self) -> dict[str, dict[str, Any]]:
         """Values of the controls: the settings in force, from any browser."""
         pacer = self.pacer
-        settings: dict[str, dict[str, Any]] = {
-            "window": {"value": _seconds(self.window_s)},
+        speeds, knobs = [*SPEEDS.values()], asdict(pacer.session.knobs).items()
+        return {
+            "window": {"value": self.window},
             "pause": {"label": "Pause" if pacer.running else "Continue"},
-            "speed": {"active": SPEEDS.index(pacer.speed) if pacer.speed in SPEEDS else -1},
+            "speed": {"active": speeds.index(pacer.speed) if pacer.speed in speeds else -1},
             "save": {"disabled": self._saving},
+            **{name: {"value": OWN if value is None else value} for name, value in knobs},
         }
-        for name, value in asdict(pacer.session.knobs).items():
-            settings[name] = {"value": OWN if value is None else value}
-            if name in CHOICES:
-                choices = [str(choice) for choice in sorted({*CHOICES[name], *([] if value is None else [value])})]
-                settings[name]["options"] = [OWN, *choices] if name.endswith("_len") else choices
-        return settings
 
 
 def _knobs(base: Experiment) -> dict[str, dict[str, Any]]:
@@ -202,13 +193,13 @@ def _knobs(base: Experiment) -> dict[str, dict[str, Any]]:
         "request_rate": between("Requests per second", 0.5, max(64.0, 4 * rate), 0.5),
         "burstiness": between("Burstiness (1: Poisson)", 0.1, 4, 0.1),
         "dataset_name": {"label": "Data set", "options": data_sets},
-        "input_len": {"label": "Prompt tokens"},
-        "output_len": {"label": "Output tokens"},
+        "input_len": {"label": "Prompt tokens", "options": LENGTHS},
+        "output_len": {"label": "Output tokens", "options": LENGTHS},
         "acceptance_rate": between("Acceptance", 0, 1, 0.05),
         "num_speculative_tokens": between("Draft length", 0, max(8, k), 1),
         "controller": {"label": "Controller", "options": ["fixed", "feedback", "goodput", "adaptive-verification"]},
-        "max_num_seqs": {"label": "Batch limit"},
-        "max_num_batched_tokens": {"label": "Prompt chunk"},
+        "max_num_seqs": {"label": "Batch limit", "options": [4, 8, 16, 32, 64, 128, 256, 512]},
+        "max_num_batched_tokens": {"label": "Prompt chunk", "options": [128, 256, 512, 1024, 2048, 4096, 8192]},
     }
     assert knobs.keys() == Knobs.__dataclass_fields__.keys()
     return knobs
@@ -221,14 +212,6 @@ def _read(name: str, knob: Mapping[str, Any], value: Any) -> float | int | str |
         if not knob["min"] <= number <= knob["max"]:
             raise ValueError(f"{name} must be from {knob['min']:g} to {knob['max']:g}")
         return int(number) if knob["step"] == 1 else number
-    if "options" in knob:
+    if isinstance(knob["options"][-1], str):
         return str(knob["options"][knob["options"].index(value)])
-    return None if value == OWN else int(value)
-
-
-def _times(speed: float) -> str:
-    return "maximum speed" if speed == float("inf") else f"{speed:g}×"
-
-
-def _seconds(window_s: float) -> str:
-    return f"{window_s:g} s"
+    return None if value == OWN and OWN in knob["options"] else int(value)

@@ -258,6 +258,7 @@ function set(id, { value, options, by, label, disabled, active }) {
     for (const one of wanted.reverse()) if ([...place.options].some((o) => o.value === one)) place.value = one;
   }
   if (value !== undefined && !by) {
+    if (place.tagName === "SELECT" && ![...place.options].some((o) => o.value === String(value))) place.append(new Option(value));
     place.value = value;
     const out = place.parentElement.querySelector("output");
     if (out) out.value = value;
