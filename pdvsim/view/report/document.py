@@ -21,7 +21,7 @@ from pdvsim.bench.sources import known_profile
 from pdvsim.bench.stats import Interval, interval, over_replications
 from pdvsim.sim.config import Scoring
 from pdvsim.sim.metrics.summary import latencies_s
-from pdvsim.view.charts import Chart, Entry, arch_curve, breakdown, histogram, log_edges, over_loads, timeline
+from pdvsim.view.charts import Chart, Entry, arch_curve, breakdown, histogram, log_edges, panel, timeline
 from pdvsim.view.comparison import most_outside
 from pdvsim.view.report import metric_table
 from pdvsim.view.report.series import BINS, over_time, parts_of
@@ -89,7 +89,7 @@ def build(results: Results, progress: OnRead = lambda done: None) -> dict[str, A
         for metric in metrics:
             timed = LATENCY.fullmatch(metric)
             mark, latency = timed.groups() if timed else ("", "")
-            charts = [over_loads(mine, metric, curves, levels=levels.get(latency, ())) for mine in kinds]
+            charts = [panel(mine, metric, curves, levels=levels.get(latency, ())) for mine in kinds]
             note = f"{MARKS[mark]} of each run, averaged over runs. " if mark not in ("", "mean") else ""
             part, key = ("latencies", (latency, mark)) if latency else ("rates", (metric,))
             parts[part].add((number, *key), frame, f"{note}Whiskers: 95% confidence.", charts)
