@@ -75,6 +75,7 @@ async def status(live: Served) -> str:
     for number in (1, 2):
         news = json.loads(await asyncio.wait_for(connection.read_message(), 60))
         assert news["number"] == number
+        await connection.write_message(json.dumps(["drawn", number]))
     connection.close()
     return str(news["html"]["status"])
 
