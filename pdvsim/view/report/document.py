@@ -25,7 +25,7 @@ from pdvsim.view.charts import Chart, Entry, arch_curve, breakdown, histogram, l
 from pdvsim.view.comparison import most_outside
 from pdvsim.view.report import metric_table
 from pdvsim.view.report.series import BINS, over_time, parts_of
-from pdvsim.view.report.sheet import flat, provenance
+from pdvsim.view.report.sheet import facts_html, flat
 from pdvsim.view.setting import points_line
 from pdvsim.view.style import (
     LATENCY,
@@ -76,7 +76,6 @@ def build(results: Results, progress: OnRead = lambda done: None) -> dict[str, A
         "histogram": ReportPart("Latency histogram", ("setting", "load", "latency")),
         "breakdown": ReportPart("Where a request's time goes", ("setting", "load")),
         "timeline": ReportPart("Scheduler and GPU over time", ("setting", "load", "watched"), "wide"),
-        "provenance": ReportPart("Provenance", (), "wide"),
     }
     loads: dict[str, list[tuple[str, str]]] = {}
     calm: dict[str, str] = {}  # initially the highest load at which no queue grew
@@ -116,7 +115,7 @@ def build(results: Results, progress: OnRead = lambda done: None) -> dict[str, A
                 parts["timeline"].add((*place, str(arch)), mine, note, timeline(shown) if shown else [])
     described = [_source(results, number) for number in range(len(results.sources))]
     sources = "".join(f"<h3>{escape(n)}</h3>{html}" if len(described) > 1 else html for n, html in described)
-    parts["provenance"].content[""] = {"html": sources, "note": "" if series else NO_RECORDS}
+    provenance = {"id": "provenance", "title": "Provenance", "html": sources, "note": "" if series else NO_RECORDS}
     archs = [(arch, arch) for arch in results.archs]
     marks = {m: [(mark, word) for mark, word in MARKS.items() if f"{mark}_{m}_ms" in times] for m in TIMES}
     known = [m for m in TIMES if marks[m]]
@@ -136,7 +135,7 @@ def build(results: Results, progress: OnRead = lambda done: None) -> dict[str, A
             {"id": "against", "label": "Compared with", "options": archs},
             {"id": "watched", "label": "Over time", "options": archs, "value": watched or results.archs[0]},
         ],
-        "parts": [{"id": name, **vars(part)} for name, part in parts.items()],
+        "parts": [*({"id": name, **vars(part)} for name, part in parts.items()), provenance],
     }  # fmt: skip
 
 
@@ -307,4 +306,4 @@ def _source(results: Results, number: int) -> tuple[str, str]:
         "Foundation of the profile": foundation or {"": "Not recorded, and the profile is not built in."},
         "Configuration": flat(source.config.model_dump()),
     }
-    return source.name, provenance(facts)
+    return source.name, facts_html(facts)
