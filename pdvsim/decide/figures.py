@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from pdvsim.bench.stats import Interval, interval
-from pdvsim.decide.advice import CONFIDENCE, FLIPS, Advice
+from pdvsim.decide.advice import CANDIDATES, FLIPS, Advice
 from pdvsim.decide.capacity import Capacities
 from pdvsim.decide.goal import NAMES, level_title
 from pdvsim.decide.grid import place_text
@@ -65,7 +65,7 @@ def advice_pictures(advice: Advice) -> dict[str, Figure]:
     """Where the decision changes, or the finalists if that was not searched; none without a decision."""
     if advice.recommended is None:
         return {}
-    return {FLIPS: flips_figure(advice)} if advice.flips_drawn else {CONFIDENCE: finalists_figure(advice)}
+    return {FLIPS: flips_figure(advice)} if advice.flips_drawn else {CANDIDATES: finalists_figure(advice)}
 
 
 def finalists_figure(advice: Advice) -> Figure:
@@ -182,9 +182,7 @@ def _lines(axes: Axes, flips: Flips, archs: list[str], colours: dict[str, Any], 
             at, [v.mean for v in values], half, color=colours[arch], label=label, marker=marker, capsize=3,
             linewidth=3 if arch == best else 1.8, linestyle=dashes,
         )  # fmt: skip
-    low = flips.below.stands if flips.below else flips.here
-    high = flips.above.stands if flips.above else flips.here
-    axes.axvspan(low, high, color="0.93", zorder=0)
+    axes.axvspan(flips.stands(-1), flips.stands(1), color="0.93", zorder=0)
     axes.axvline(flips.here, color="0.3", linewidth=1.2, linestyle=":")
     if flips.axis != "acceptance":
         axes.set_xscale("log", base=2)
