@@ -305,7 +305,7 @@ class Advice(Answer):
         """What to start, what it gains and costs, whether it meets the levels, and what makes that uncertain."""
         ask, goal, contest = self.question, self.question.goal, self.contest
         assert contest is not None
-        lines = [f"Start {served_as_text(best, ask.gpus)}, {self._speculation(best)}.", self._figures(best)]
+        lines = [f"Start {served_as_text(best, ask.gpus)} {self._speculation(best)}.", self._figures(best)]
         model = ask.base.pair.target.name if ask.drafters else ask.base.server.pair
         lines += [f"{ask.described(best)}, for {model} at {load_words(ask.base.traffic)}"]
         lines += self._without_drafts(best, contest)
@@ -325,7 +325,7 @@ class Advice(Answer):
     def _speculation(best: Experiment) -> str:
         if not best.speculates:
             return "without speculation"
-        return f"speculate with {drafter_name(best.server.pair)}, {drafts_text(best)}"
+        return f"and speculate with {drafter_name(best.server.pair)}, {drafts_text(best)}"
 
     def _figures(self, best: Experiment) -> str:
         """TPOT, the rate held and the KV cache, each with that of plain decoding where it was compared."""

@@ -50,7 +50,7 @@ def compared_pairs(
 
 def nearest_pair(candidate: Experiment | None, rows: Sequence[Row]) -> list[str]:
     """The measured pair of servers that is most like a candidate that drafts, as a line; none if there is none."""
-    if candidate is None:
+    if candidate is None or candidate.hardware.predicted_engine == "pdvsim":  # measured by real runs of its own
         return []
     hardware, method, k = candidate.hardware, candidate.server.drafted_by, max(1, candidate.longest_draft)
     clients = max(1.0, interval(float(row["request_throughput"]) * row["mean_e2el_ms"] / 1e3 for row in rows).mean)

@@ -133,7 +133,9 @@ def asked_lines(best: Experiment, compared: Iterable[Experiment], rows: Sequence
         f"{engine} on {best.hardware.gpu}, {best.pair.target.name}",
         f"{lengths_text(asdict(best.traffic))}: {lengths} on average",
         *([f"acceptance of {sources}"] if sources else []),
-        *rests_on(best.traffic, rows),
+        *replay_note(best.traffic),
+        *dict.fromkeys(map(founded, rows)),
+        *most_outside(rows),
     ]
 
 
