@@ -34,7 +34,7 @@ CLOSE = 0.04  # formula's error between lengths: those within this of the best a
 EDGE_ROUNDS = 3
 NEARBY = 0.1  # logarithm of sizes within which one simulation stands for another
 
-Lengths = tuple[int, int]  # before a border and beyond it
+LengthPair = tuple[int, int]  # before a border and beyond it
 
 
 class SizeRange(NamedTuple):
@@ -94,13 +94,13 @@ def _simulate(speeds: Speeds, bench: Bench) -> None:
     places = list(dict.fromkeys(round(math.exp(NEARBY * step)) for step in range(math.ceil(math.log(most) / NEARBY))))
     places += [most]
 
-    def margins(asked: dict[Lengths, int]) -> list[float]:
+    def margins(asked: dict[LengthPair, int]) -> list[float]:
         """Lead of the length before a border over that beyond it, as a logarithm."""
         _run(speeds, [(places[place], k) for lengths, place in asked.items() for k in lengths], bench)
         means = {point: math.log(held.mean) for point, held in speeds.simulated.items()}
         return [means[places[at], before] - means[places[at], after] for (before, after), at in asked.items()]
 
-    ends = dict[Lengths, Edge]()
+    ends = dict[LengthPair, Edge]()
     for _ in range(EDGE_ROUNDS):  # simulations may name other lengths
         found = {lengths: size for lengths, size in _crossings(speeds, most).items() if lengths not in ends}
         searches = {lengths: _border_search(speeds, lengths, size, places) for lengths, size in found.items()}
@@ -115,7 +115,7 @@ def _simulate(speeds: Speeds, bench: Bench) -> None:
             return
 
 
-def _border_search(speeds: Speeds, lengths: Lengths, size: int, places: Sequence[int]) -> Bracketing:
+def _border_search(speeds: Speeds, lengths: LengthPair, size: int, places: Sequence[int]) -> Bracketing:
     """The search for the size from which the second length is better, from where it is so far predicted."""
     before, after = (speeds.length(places, k) for k in lengths)
     start = min(range(len(places)), key=lambda place: abs(math.log(places[place] / size)))
@@ -125,7 +125,7 @@ def _border_search(speeds: Speeds, lengths: Lengths, size: int, places: Sequence
     return find_edge(start, Ends(-1, len(places)), 2, 2, slope, trust=1.0, known=slope > 0)
 
 
-def _crossings(speeds: Speeds, most: int) -> dict[Lengths, int]:
+def _crossings(speeds: Speeds, most: int) -> dict[LengthPair, int]:
     """The lengths before and beyond each border, and that at which a server without a drafter gets faster."""
     logs, plain, tiers = _ranged(speeds, most)
     crossings = {(left.k, right.k): right.first for left, right in pairwise(tiers)}

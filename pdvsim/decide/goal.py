@@ -23,7 +23,7 @@ from pdvsim.sim.config import Experiment, Scoring
 from pdvsim.sim.limits import LeastShare, check_ranges
 from pdvsim.sim.metrics.summary import percentile_name
 
-Verdict = Literal["meets", "misses", "too close to call", "does not keep up"]
+LevelVerdict = Literal["meets", "misses", "too close to call", "does not keep up"]
 Objective = Literal["headroom", "goodput", "throughput", "ttft", "tpot", "e2el"]
 
 ATTAINMENT = 0.9  # share of the requests, if no percentile is named
@@ -140,7 +140,7 @@ class Goal:
         """Whether replications meet the service levels on average, and most of them kept up."""
         return kept_up(rows) and (not self.levels or self.attains(*rows))
 
-    def verdict(self, candidate: Experiment, rows: Sequence[Row]) -> Verdict:
+    def verdict(self, candidate: Experiment, rows: Sequence[Row]) -> LevelVerdict:
         """Whether a candidate meets the service levels, seeds and the model's error included."""
         if not kept_up(rows):
             return "does not keep up"
