@@ -26,11 +26,10 @@ from pdvsim.bench.stats import Interval, interval
 from pdvsim.decide.capacity import Capacities, Plan
 from pdvsim.decide.capacity_search import find_capacities
 from pdvsim.decide.edge import Ends, edge_of, find_edge, lockstep
-from pdvsim.decide.error import lead_error
 from pdvsim.decide.finals import formula_sized
 from pdvsim.decide.formula import break_even_rate
 from pdvsim.decide.goal import Goal
-from pdvsim.decide.race import Contest, contest, contest_of, corrected, enough
+from pdvsim.decide.race import Contest, contest_of, race
 from pdvsim.decide.runs import Bench, Spent, at_acceptance, at_rate, load_axis, replications, shortened
 from pdvsim.decide.space import with_best_length
 from pdvsim.decide.tune import Search, tuned
@@ -60,7 +59,6 @@ class Probe:
     able: tuple[str, ...]  # those that meet the service levels and keep up
     challenger: str | None
     lead: float  # the challenger's relative lead; nan without one
-    open: bool = False  # whether more seeds could make a rival a challenger
 
 
 @dataclass
@@ -152,25 +150,15 @@ class Rivalry:
         whole = load_axis(candidate.traffic) == "requests"  # a shorter job would be a different load
         return candidate if whole else shortened(candidate, RUN_SHARE)
 
-    def probe(self, at: float, finalists: Mapping[str, Experiment], bench: Bench, seeds: int) -> Probe:
-        """The finalists at a place on so many seeds, and whether one of them is a challenger."""
-        goal, mine, few = self.search.goal, self.best, seeds < self.num_runs
-        rows = bench.replicated(finalists, seeds)
-        figures = {name: [goal.value(row) for row in runs] for name, runs in rows.items()}
-        able = tuple(name for name, runs in rows.items() if goal.met(runs))
-        still_open = few and not all(goal.met([row]) for row in rows[mine])
-        held = contest(figures, goal.sign)
-        for rival in sorted(figures, key=lambda name: -goal.sign * held.values[name].mean):
-            if rival == mine or (able and rival not in able):
-                continue
-            errors = {name: lead_error(finalists[name], goal.error_metric(rows[name])) for name in (mine, rival)}
-            two = {name: figures[name] for name in errors}
-            pair = contest(two, goal.sign, max(1, len(self.rivals)), self.search.indifference, errors)
-            still_open |= few and pair.best == rival and pair.margin > pair.thresholds[mine]
-            if (pair.best == rival and pair.sure) or (able and mine not in able):
-                lead = pair.leads[mine].mean if pair.best == rival else math.nan
-                return Probe(at, held.values, able, rival, lead, still_open)
-        return Probe(at, held.values, able, None, math.nan, still_open)
+    def probe(self, at: float, finalists: Mapping[str, Experiment], bench: Bench) -> Probe:
+        """The finalists at a place, and whether one of them beats the recommendation."""
+        goal, mine = self.search.goal, self.best
+        *_, state = race(dict(finalists), goal, bench, self.num_runs, self.search.indifference, 0, holder=mine)
+        values = {name: interval(map(goal.value, rows)) for name, rows in state.rows.items()}
+        able, result = tuple(name for name, rows in state.rows.items() if goal.met(rows)), state.contest
+        beaten = result.best != mine and mine not in result.unsure
+        lead = result.leads[mine].mean if beaten and mine in result.leads else math.nan
+        return Probe(at, values, able, result.best if beaten else None, lead)
 
     def tested(self, at: float, move: Move, bench: Bench) -> Probe:
         """All finalists at one place, then a challenger and the recommendation again, both tuned there."""
@@ -179,11 +167,11 @@ class Rivalry:
         steady = self.recommended.scoring.steady  # all have the same requests
         finalists = {name: with_length(mine, longest) if steady else mine for name, mine in moved.items()}
         there = bench.lengthened({name: self.placed(c) for name, c in finalists.items()}, RUN_SHARE)
-        probe = self._settled(at, there, bench)
+        probe = self.probe(at, there, bench)
         if probe.challenger is not None and self.search.space.steps():
             for name in (self.best, probe.challenger):
                 there[name] = replace(there[name], server=self._retuned(finalists[name], bench).server)
-            probe = self._settled(at, there, bench)
+            probe = self.probe(at, there, bench)
         return probe
 
     @staticmethod
@@ -195,12 +183,6 @@ class Rivalry:
         """A candidate's architecture tuned at another place."""
         again = Search(self.search.goal, self.search.space, self.search.indifference)
         return tuned(again, [candidate], bench, alone=True)[0][candidate.arch]
-
-    def _settled(self, at: float, finalists: Mapping[str, Experiment], bench: Bench) -> Probe:
-        """All finalists on a few seeds, and on all seeds if those do not decide."""
-        few = enough(self.num_runs, corrected(max(1, len(self.rivals))))
-        probe = self.probe(at, finalists, bench, few)
-        return self.probe(at, finalists, bench, self.num_runs) if probe.open else probe
 
 
 def find_flips(axis: str, here: float, places: Sequence[float], move: Move, rivalry: Rivalry, bench: Bench) -> Flips:
@@ -227,7 +209,7 @@ def find_flips(axis: str, here: float, places: Sequence[float], move: Move, riva
             yield -1 if flips.changed(flips.probes[at]) else 1
 
     try:
-        flips.probes[here] = rivalry.probe(here, rivalry.finalists, bench, rivalry.num_runs)  # as they were decided
+        flips.probes[here] = rivalry.probe(here, rivalry.finalists, bench)  # as they were decided
         cells = {
             side: find_edge(EDGE_CELLS, Ends(0, EDGE_CELLS + 1), EDGE_CELLS // 2, 1, far=0) for side in flips.sides
         }
