@@ -25,9 +25,7 @@ import numpy as np
 from resultdirs import sweep_folder
 
 from pdvsim import cli
-from pdvsim.bench.folder import check_sweep
-from pdvsim.bench.resultfiles import read_records
-from pdvsim.bench.results import load
+from pdvsim.bench.results import check_result, load, read_records
 from pdvsim.calibration.validate.bench import read_load
 from pdvsim.calibration.validate.served import read_runs
 from pdvsim.cli import command_class
@@ -121,7 +119,7 @@ def make_yard(folder: Path) -> Yard:
         "flags.toml": TOML,
     }
     content = {name: text.encode() for name, text in good.items()}
-    content |= {f"sweep/{name}": (sweep / name).read_bytes() for name in ("sweep.json", "summary.parquet")}
+    content["sweep/rows.jsonl"] = (sweep / "rows.jsonl").read_bytes()
     details = ("requests", "launches", "deliveries")
     content |= {f"run.{name}.parquet": (folder / f"run.{name}.parquet").read_bytes() for name in details}
     content["run.json"] = run.read_bytes()
@@ -274,8 +272,7 @@ LOADERS: dict[str, Callable[[Path], object]] = {
     "metrics.txt": lambda path: counters.read_acceptance(str(path)),
     "runs.jsonl": read_runs,
     "bench.json": lambda path: read_load(str(path)),
-    "sweep/sweep.json": lambda path: (check_sweep(path.parent), load([path.parent])),
-    "sweep/summary.parquet": lambda path: load([path.parent]),
+    "sweep/rows.jsonl": lambda path: (check_result(path.parent), load([path.parent])),
     "run.json": lambda path: page(build(load([path]))),
     "run.requests.parquet": lambda path: read_records(str(path.with_name("run"))),
     "run.launches.parquet": lambda path: read_records(str(path.with_name("run"))),
@@ -297,7 +294,7 @@ USES: dict[str, tuple[str, ...]] = {  # a command line that reads the file, whic
     "runs.jsonl": ("validate", "{}", "--no-ablations", "--jobs", "1", "--json"),
     "flags.toml": ("run", "--config", "{}"),
     "run.json": ("report", "{}", "-o", "{}.html"),
-    "sweep/sweep.json": ("sweep", "-o", "{folder}", "--resume", "--dry-run", "--request-rate", "20", *SMALL),
+    "sweep/rows.jsonl": ("sweep", "-o", "{folder}", "--resume", "--dry-run", "--request-rate", "20", *SMALL),
 }
 
 

@@ -5,13 +5,14 @@ from __future__ import annotations
 import shlex
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
 from pdvsim.cli.command import Command
 from pdvsim.common.commandline import flags_of
 from pdvsim.common.console import say
 from pdvsim.common.progress import Progress
 from pdvsim.profiler.options import Options
+from pdvsim.sim.limits import of
 from pdvsim.sim.models.presets import PRESETS, model_or_shard, pair
 from pdvsim.sim.prices.cards import GPUS
 from pdvsim.sim.prices.links import NVLINK5_CARDS, nvlink_of
@@ -26,12 +27,10 @@ class ProfileCommand(Command, Options):
 
     list_: bool = False
     """List the GPUs, models and profiles included in pdvsim; measure nothing."""
-    json: bool = False
+    json: Annotated[bool, of("list_")] = False
     """With --list: print one JSON document instead of the tables."""
 
     def __post_init__(self) -> None:
-        if self.json and not self.list_:
-            raise ValueError("--json needs --list")
         if not self.models and not self.pairs and not self.list_:
             raise ValueError("nothing to measure: name --models or --pairs")
         super().__post_init__()
