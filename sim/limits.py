@@ -66,6 +66,12 @@ class Of:
         rest = not any(map(is_given, self.without)) and all(value(name) in among for name, among in self.values)
         return rest and all(map(is_given, self.given))
 
+    @property
+    def named(self) -> bool:
+        """Whether options that have to be given state all of it."""
+        facts = any(isinstance(name, Fact) for name in self.given)
+        return not facts and all(None not in among for _, among in self.values) and bool(self.given or self.values)
+
     def __str__(self) -> str:
         values = [f"{flag_of(name)} {either(map(str, filter(None, among)))}" for name, among in self.values]
         both = " and ".join([*values, *(name if isinstance(name, Fact) else flag_of(name) for name in self.given)])
