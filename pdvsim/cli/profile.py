@@ -1,4 +1,4 @@
-"""`pdvsim profile`: measure, then merge the parts into one set of samples; or list what pdvsim includes."""
+"""`pdvsim profile`: measure, or list what pdvsim includes."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class ProfileCommand(Command, Options):
         super().__post_init__()
 
     def execute(self) -> int:
-        """After an interruption the finished parts are merged."""
+        """Measure, or list; returns the exit code."""
         if self.list_:
             return _show_profiles(self.json)
 
@@ -50,15 +50,12 @@ class ProfileCommand(Command, Options):
 
         from pdvsim.bench.output import check_folder
         from pdvsim.profiler.measure import Profiler
-        from pdvsim.profiler.samples import SAMPLES, load, merge, split
+        from pdvsim.profiler.samples import HEADER, SAMPLES, load
         from pdvsim.realrun.engine.arch import preset
 
         folder = check_folder(Path(self.output))
-        parts = folder / "parts"
         command = shlex.join(["pdvsim", "profile", *flags_of(self, ProfileCommand(list_=True), ["list_"])])
-        options = replace(self, models=tuple(models), pairs=tuple(pairs), output=str(parts), command=command)
-        if (folder / SAMPLES).exists() and not any(parts.glob("*.parquet")):
-            split(load(folder), parts)
+        options = replace(self, models=tuple(models), pairs=tuple(pairs), output=str(folder), command=command)
         lines: list[str] = []
         profiler = Profiler(options, preset, lines.append)
         failed: list[str] = []
@@ -71,12 +68,11 @@ class ProfileCommand(Command, Options):
             interrupted = True
         for line in lines:
             say("pdvsim", line)
-        part_files = sorted(parts.glob("*.parquet"))
-        if part_files:
-            print(summary(merge(part_files, folder)))
-            say("pdvsim", f"saved {folder / 'samples.parquet'}, {folder / 'header.json'}")
+        if (folder / SAMPLES).exists():
+            print(summary(load(folder)))
+            say("pdvsim", f"saved {folder / SAMPLES}, {folder / HEADER}")
         if interrupted:
-            say("pdvsim", f"interrupted: {len(part_files)} parts kept in {folder}; repeat the command to continue")
+            say("pdvsim", f"interrupted: what is measured is kept in {folder}; repeat the command to continue")
         return 130 if interrupted else int(bool(failed))
 
 

@@ -205,7 +205,7 @@ class Traffic:
         return number
 
     def about(self, requests: int) -> Traffic:
-        """The same traffic with `requests` requests; of a replay all of the window, repeated to come near the number.
+        """This traffic with `requests` requests; of a replay all of the window, repeated to come near the number.
 
         A replay that is limited to a part of its window stays so.
         """

@@ -131,7 +131,7 @@ def test_sweep_writes_its_files_and_prints_tables(capsys: pytest.CaptureFixture[
     captured = capsys.readouterr()
     assert captured.out.startswith("concurrency  arch")
     assert captured.out.count("\n") <= 8  # two points, and what they rest on
-    assert f"saved {folder / 'summary.parquet'}" in captured.err
+    assert str(folder / "summary.parquet") in captured.err
     assert main([*argv, "--resume", "--verbose"]) == 0
     printed = capsys.readouterr().out
     assert printed.count("Serving Benchmark Result") == 2

@@ -46,10 +46,8 @@ def talks(count: int, each: int = 4, over_s: float = 60.0) -> Trace:
             cached, at_s = cached + new + output, at_s + rng.uniform(5, 15)
     rows.sort()
     table = np.array(rows)
-    sessions = tuple(str(int(session)) for session in table[:, 3])
-    return Trace(
-        table[:, 0], table[:, 1:3].astype(np.int64), sessions=sessions, turns=table[:, 4].astype(np.int64), timed=True
-    )
+    whole = table.astype(np.int64)
+    return Trace(table[:, 0], whole[:, 1:3], sessions=whole[:, 3], turns=whole[:, 4], timed=True)
 
 
 def test_windows_divide_the_requests_and_the_busiest_is_first() -> None:
@@ -88,11 +86,11 @@ def test_no_window_cuts_a_conversation() -> None:
     windows = cut(trace, np.arange(len(trace.lengths)))
     assert len(windows.parts) > 1
     assert sorted(np.concatenate([part.rows for part in windows.parts])) == list(range(12_000))
-    homes: dict[str, int] = {}
+    homes: dict[int, int] = {}
     for number, part in enumerate(windows.parts):
         assert (np.diff(trace.arrival_s[part.rows]) >= 0).all()
         for row in part.rows.tolist():
-            assert homes.setdefault(trace.sessions[row], number) == number
+            assert homes.setdefault(int(trace.sessions[row]), number) == number
     crowded = talks(3000, over_s=60.0)
     assert len(cut(crowded, np.arange(12_000)).parts) == 1
 
