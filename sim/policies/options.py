@@ -29,7 +29,7 @@ from pdvsim.sim.models.specs import ModelSpec, Pair
 
 ControllerName = Literal["fixed", "feedback", "goodput", "table", "adaptive-verification"]
 KvPolicy = Literal["paged", "reserved"]
-GIVEN_LENGTH = of(Fact.DRAFTS, without=["num_speculative_tokens_per_batch_size"])
+GIVEN_LENGTH = of(Fact.DRAFTS, controller=("fixed", "feedback", "goodput", "adaptive-verification"))
 VARIED_LENGTH, ADAPTIVE = of(controller=("goodput", "feedback")), of(controller="adaptive-verification")
 
 
