@@ -94,11 +94,11 @@ class Dashboard:
         except ValueError as error:
             self.refusal = str(error)
 
-    def tick(self) -> bool:
-        """Go on with the session; whether there is something new."""
+    def tick(self, busy_s: float) -> bool:
+        """Go on with the session for at most `busy_s`; whether there is something new."""
         self._ticks += 1
         if self.pacer.running:
-            self._go_on(self.pacer.tick)
+            self._go_on(partial(self.pacer.tick, busy_s))
         told, self._told = self._told, self.controls
         return told != self.controls or (self.pacer.running and not self.ended)
 

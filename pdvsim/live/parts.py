@@ -13,7 +13,7 @@ import numpy as np
 from pdvsim.live.gauge import STRIP_S, Window
 from pdvsim.sim.core import KINDS
 from pdvsim.sim.policies import policy_of
-from pdvsim.sim.records import LANES, Array, rows_of
+from pdvsim.sim.records import LANES, Array
 from pdvsim.view.charts import DASHES, Bar, Chart, Curve, Dash, histogram, log_edges
 from pdvsim.view.report import metric_table
 from pdvsim.view.style import KIND_COLOURS, LANE_COLOURS, arch_colour, better, name_of
@@ -99,11 +99,11 @@ def parts(archs: Sequence[str], names: Sequence[str], levels_s: Mapping[str, flo
     of = {"itl": "share of chunks"}
     return [
         LivePart("strip", f"The last {1e3 * STRIP_S:.0f} ms", "wide", 1, strip),
-        LivePart("table", "Metrics of the window", "table", 2, compared),
-        *(LivePart(column, title, "", 3, over_time(column)) for column, title in SERIES.items()),
-        *(LivePart(metric, f"{metric.upper()}: {of.get(metric, 'share of requests')}", "", 6, spread(metric))
+        LivePart("table", "Metrics of the window", "table", 3, compared),
+        *(LivePart(column, title, "", 4, over_time(column)) for column, title in SERIES.items()),
+        *(LivePart(metric, f"{metric.upper()}: {of.get(metric, 'share of requests')}", "", 8, spread(metric))
           for metric in ("ttft", "tpot", "itl", "e2el")),
-        *(LivePart(f"queues-{at}", f"{name}: queues", "", 6, queues(at)) for at, name in enumerate(names)),
+        *(LivePart(f"queues-{at}", f"{name}: queues", "", 8, queues(at)) for at, name in enumerate(names)),
     ]  # fmt: skip
 
 
@@ -120,8 +120,7 @@ def _lines(lines: Sequence[tuple[Curve, Array, Any]], gives_way: bool = True, **
 
 def _launches(window: Window, at: int, rows: Sequence[tuple[int, str]]) -> list[Bar]:
     """The latest launches of an architecture."""
-    launches, bars, since_s = window.launches, [], window.end_s - STRIP_S
-    launches = rows_of(launches, launches["end_s"] > since_s)
+    launches, bars, since_s = window.latest, [], window.end_s - STRIP_S
     columns = (launches[name].tolist() for name in ("lane", "kind", "start_s", "end_s", "rows", "tokens"))
     for lane, kind, start_s, end_s, count, tokens in zip(*columns, strict=True):
         said = f"{KINDS[kind]}: {count} rows, {tokens} tokens, {1e3 * (end_s - start_s):.2f} ms"
