@@ -9,7 +9,6 @@ from simpy.events import Event
 
 from pdvsim.live.arrivals import copy_of
 from pdvsim.sim.assembly import covering_profile, make_controller
-from pdvsim.sim.client import Client
 from pdvsim.sim.cluster import Cluster
 from pdvsim.sim.config import Experiment
 from pdvsim.sim.core import Request
@@ -17,6 +16,7 @@ from pdvsim.sim.machine.clock import Clock
 from pdvsim.sim.machine.prefix import BLOCK
 from pdvsim.sim.policies import own_errors
 from pdvsim.sim.records import Log, Reader
+from pdvsim.sim.run import Client
 
 
 class PendingRequests(deque[Request]):

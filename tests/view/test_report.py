@@ -9,11 +9,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import pandas as pd
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from resultdirs import sweep_folder
+from resultdirs import asked, edited_rows, edited_sweep, sweep_folder
 
 from pdvsim.bench.results import load, records
 from pdvsim.bench.stats import Interval, interval, paired_differences
@@ -42,10 +41,13 @@ PARTS = ("rates", "latencies", "histogram", "breakdown", "timeline")
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A sweep of three architectures; pdv is labelled overloaded at the higher load, the foundation is no friend."""
-    target = sweep_folder(tmp_path_factory.mktemp("report") / "sweep", ARCHS, num_points=15)
-    points = pd.read_parquet(target / "summary.parquet")
-    points["stability"] = np.where((points["arch"] == "pdv") & (points["load"] == 400.0), "overloaded", "stable")
-    points.assign(foundation=HOSTILE).to_parquet(target / "summary.parquet", index=False)
+    target = sweep_folder(tmp_path_factory.mktemp("report") / "sweep", ARCHS)
+    edited_rows(target, lambda row: row | {"foundation": HOSTILE, "stability": "stable"})
+    points = asked(target)["points"]
+    for point in points:
+        if (point["arch"], point["load"]) == ("pdv", 400.0):
+            edited_rows(target, lambda row: row | {"stability": "overloaded"}, point["key"])
+    edited_sweep(target, points=points + [point | {"key": "0" * 16} for point in points[:3]])
     return target
 
 
@@ -135,7 +137,7 @@ def test_histograms_hold_every_counted_request(document: dict[str, Any], monkeyp
 
 
 def test_values_are_intervals_over_replications_and_pairs(folder: Path, document: dict[str, Any]) -> None:
-    points = pd.read_parquet(folder / "summary.parquet")
+    points = load([folder]).points
     for part, key, metric in (
         ("rates", "0|output_throughput", "output_throughput"),
         ("latencies", "0|ttft|p99", "p99_ttft_ms"),
@@ -316,8 +318,8 @@ def test_what_is_off_the_screen_is_not_drawn(browser: Browser, folder: Path, sho
 def test_levels_error_bars_and_the_setting_are_in_the_document(folder: Path) -> None:
     results = load([folder])
     points = results.points.assign(output_throughput_low=1.0, output_throughput_high=2.0)
-    config = results.sources[0].config.model_copy(deep=True)
-    config.scoring["goodput"] = ["ttft:200", "tpot:30"]
+    config = results.sources[0].config
+    config = config | {"scoring": config["scoring"] | {"goodput": ("ttft:200", "tpot:30")}}
     document = build(replace(results, points=points, sources=(replace(results.sources[0], config=config),)))
     assert list(content(document, "latencies")["0|ttft|p99"]["charts"][0].levels) == [200.0]
     for trace in content(document, "rates")["0|output_throughput"]["charts"][0].traces:

@@ -16,8 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pdvsim.bench.results import Results, label, records
-from pdvsim.bench.sources import known_profile
+from pdvsim.bench.results import Results, known_profile, label, records
 from pdvsim.bench.stats import Interval, interval, over_replications
 from pdvsim.sim.config import Scoring
 from pdvsim.sim.metrics.summary import latencies_s
@@ -304,6 +303,6 @@ def _source(results: Results, number: int) -> tuple[str, str]:
         "foundation": str(row["foundation"]),
         "note": "; ".join(most_outside(dict(point) for _, point in points.iterrows())),
         "Foundation of the profile": foundation or {"": "Not recorded, and the profile is not built in."},
-        "Configuration": flat(source.config.model_dump()),
+        "Configuration": flat(source.config),
     }
     return source.name, facts_html(facts)

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pdvsim.bench.resultfiles import Records
+from pdvsim.bench.results import Records
 from pdvsim.sim.core import KINDS
 from pdvsim.sim.records import LANES, Columns
 
