@@ -7,12 +7,14 @@ from pathlib import Path
 from typing import ClassVar
 
 from pdvsim.bench.output import check_file
+from pdvsim.bench.results import load
 from pdvsim.cli.command import Command
 from pdvsim.common.console import say
 from pdvsim.common.files import write_whole
 from pdvsim.common.progress import Progress
 from pdvsim.sim.limits import Paths, Placed
 from pdvsim.view.report import page
+from pdvsim.view.report.document import build
 
 
 @dataclass(frozen=True)
@@ -27,9 +29,6 @@ class ReportCommand(Command):
     """HTML file to write."""
 
     def execute(self) -> int:
-        from pdvsim.bench.results import load
-        from pdvsim.view.report.document import build
-
         results = load(self.results)
         for line in results.incomplete:
             say("pdvsim", line)

@@ -70,17 +70,17 @@ class Gauge(Reader):
         while self.recent[0].end_s <= now_s - KEPT_S:
             self.recent.popleft()
 
-    def window(self, now_s: float, window_s: float, state: Mapping[str, float]) -> Window:
+    def window(self, now_s: float, window_s: float, state: Mapping[str, float]) -> LiveWindow:
         """What happened in the last `window_s` seconds; `state` are metrics of now."""
         empty = Log()
         inside = Recent(now_s, request_columns([*self.inside.values()]), empty.launches.drain(),
                         empty.deliveries.drain(), np.zeros(2, np.int64))  # fmt: skip
         parts = [*(part for part in self.recent if part.end_s > now_s - window_s), inside]
-        return Window(self, state, max(0.0, now_s - window_s), now_s, parts)
+        return LiveWindow(self, state, max(0.0, now_s - window_s), now_s, parts)
 
 
 @dataclass(frozen=True)
-class Window:
+class LiveWindow:
     """The last seconds of a server."""
 
     gauge: Gauge

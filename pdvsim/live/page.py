@@ -11,7 +11,7 @@ from threading import Thread
 from typing import Any
 
 from pdvsim.common.console import say
-from pdvsim.live.gauge import KEPT_S, Window
+from pdvsim.live.gauge import KEPT_S, LiveWindow
 from pdvsim.live.knobs import BURST, Action, Knobs, Setup
 from pdvsim.live.pace import Pacer
 from pdvsim.live.parts import LivePart, parts
@@ -43,7 +43,7 @@ class Dashboard:
         self.controls = self._told = 0  # changes of them so far
         self.refusal = self.ended = ""  # of the last command; why the session ended by itself
         self._saved, self._saving = "", False
-        self._windows: list[Window] = []
+        self._windows: list[LiveWindow] = []
         self._ticks = 0
         self._update_parts: dict[str, tuple[int, str]] = {}  # as JSON, made at a tick for all browsers
 
@@ -149,7 +149,7 @@ class Dashboard:
         return text
 
     @property
-    def windows(self) -> list[Window]:
+    def windows(self) -> list[LiveWindow]:
         """The last seconds of each architecture."""
         self._windows = self._windows or self.pacer.session.windows(WINDOWS_S[self.window])
         return self._windows
