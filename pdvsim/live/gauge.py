@@ -70,32 +70,46 @@ class Gauge(Reader):
         while self.recent[0].end_s <= now_s - KEPT_S:
             self.recent.popleft()
 
-    def window(self, now_s: float, window_s: float, state: Mapping[str, float]) -> Window:
+    def window(self, now_s: float, window_s: float, state: Mapping[str, float]) -> LiveWindow:
         """What happened in the last `window_s` seconds; `state` are metrics of now."""
-        parts = [part for part in self.recent if part.end_s > now_s - window_s]
-        start_s = max(0.0, now_s - window_s)
-        inside = Recent(now_s, request_columns([*self.inside.values()]), Log().launches.drain(),
-                        Log().deliveries.drain(), np.zeros(2, np.int64))  # fmt: skip
-        ends_s, requests, launches, deliveries, verdicts = zip(*parts, inside, strict=True)
-        chunks = _joined(deliveries)
-        chunks = rows_of(chunks, chunks["time_s"] > start_s)
-        read = np.array(ends_s), np.array(verdicts).T
-        return Window(self, state, start_s, now_s, _joined(requests), _joined(launches), chunks, *read)
+        empty = Log()
+        inside = Recent(now_s, request_columns([*self.inside.values()]), empty.launches.drain(),
+                        empty.deliveries.drain(), np.zeros(2, np.int64))  # fmt: skip
+        parts = [*(part for part in self.recent if part.end_s > now_s - window_s), inside]
+        return LiveWindow(self, state, max(0.0, now_s - window_s), now_s, parts)
 
 
 @dataclass(frozen=True)
-class Window:
+class LiveWindow:
     """The last seconds of a server."""
 
     gauge: Gauge
     state: Mapping[str, float]
     start_s: float
     end_s: float
-    requests: Columns  # also those that have not finished
-    launches: Columns
-    deliveries: Columns
-    read_s: Array  # times of readings, and
-    verdicts: Array  # draft tokens accepted and refused before each
+    parts: Sequence[Recent]
+
+    @cached_property
+    def requests(self) -> Columns:
+        """The requests that finished, and those that have not."""
+        return _joined([part.requests for part in self.parts])
+
+    @cached_property
+    def launches(self) -> Columns:
+        """The launches, with those of which only the end is in the window."""
+        return _joined([part.launches for part in self.parts])
+
+    @property
+    def latest(self) -> Columns:
+        """The launches of the last moment."""
+        rows = _joined([part.launches for part in self.parts if part.end_s > self.end_s - STRIP_S])
+        return rows_of(rows, rows["end_s"] > self.end_s - STRIP_S)
+
+    @cached_property
+    def deliveries(self) -> Columns:
+        """The chunks of tokens."""
+        rows = _joined([part.deliveries for part in self.parts])
+        return rows_of(rows, rows["time_s"] > self.start_s)
 
     @cached_property
     def latencies_ms(self) -> dict[str, Array]:
@@ -127,7 +141,7 @@ class Window:
         if queries := int(done["prompt_tokens"][looked_up].sum()):
             metrics["prefix_cache_hit_rate"] = 100 * int(done["num_cached_tokens"][looked_up].sum()) / queries
         drafts = self.launches["steps"][self.launches["kind"] == KINDS.index("draft")]
-        accepted, refused = self.verdicts.sum(axis=1)
+        accepted, refused = sum(part.verdicts for part in self.parts)
         metrics["draft_length"] = float(drafts.mean()) if len(drafts) else math.nan
         metrics["spec_decode_judged_acceptance_rate"] = 100 * rate(accepted, accepted + refused)
         works = LaunchTotals(Reaches(), self.gauge.bandwidths)
@@ -142,7 +156,8 @@ class Window:
         width_s = max(self.end_s - self.start_s, 10.0) / BINS
         first, last = math.ceil(self.start_s / width_s), math.floor(self.end_s / width_s)
         edges = width_s * np.arange(first, max(first, last) + 1)
-        accepted, refused = (np.histogram(self.read_s, edges, weights=counts)[0] for counts in self.verdicts)
+        read_s, verdicts = [part.end_s for part in self.parts], np.array([part.verdicts for part in self.parts])
+        accepted, refused = (np.histogram(read_s, edges, weights=counts)[0] for counts in verdicts.T)
         judged = accepted + refused
         tokens = np.histogram(self.deliveries["time_s"], edges, weights=self.deliveries["tokens"])[0]
         return over_time(self.requests, self.launches, self.gauge.bandwidths, edges) | {

@@ -11,7 +11,7 @@ from threading import Thread
 from typing import Any
 
 from pdvsim.common.console import say
-from pdvsim.live.gauge import KEPT_S, Window
+from pdvsim.live.gauge import KEPT_S, LiveWindow
 from pdvsim.live.knobs import BURST, Action, Knobs, Setup
 from pdvsim.live.pace import Pacer
 from pdvsim.live.parts import LivePart, parts
@@ -43,7 +43,7 @@ class Dashboard:
         self.controls = self._told = 0  # changes of them so far
         self.refusal = self.ended = ""  # of the last command; why the session ended by itself
         self._saved, self._saving = "", False
-        self._windows: list[Window] = []
+        self._windows: list[LiveWindow] = []
         self._ticks = 0
         self._update_parts: dict[str, tuple[int, str]] = {}  # as JSON, made at a tick for all browsers
 
@@ -94,11 +94,11 @@ class Dashboard:
         except ValueError as error:
             self.refusal = str(error)
 
-    def tick(self) -> bool:
-        """Go on with the session; whether there is something new."""
+    def tick(self, busy_s: float) -> bool:
+        """Go on with the session for at most `busy_s`; whether there is something new."""
         self._ticks += 1
         if self.pacer.running:
-            self._go_on(self.pacer.tick)
+            self._go_on(partial(self.pacer.tick, busy_s))
         told, self._told = self._told, self.controls
         return told != self.controls or (self.pacer.running and not self.ended)
 
@@ -149,7 +149,7 @@ class Dashboard:
         return text
 
     @property
-    def windows(self) -> list[Window]:
+    def windows(self) -> list[LiveWindow]:
         """The last seconds of each architecture."""
         self._windows = self._windows or self.pacer.session.windows(WINDOWS_S[self.window])
         return self._windows

@@ -10,10 +10,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from pdvsim.live.gauge import STRIP_S, Window
+from pdvsim.live.gauge import STRIP_S, LiveWindow
 from pdvsim.sim.core import KINDS
 from pdvsim.sim.policies import policy_of
-from pdvsim.sim.records import LANES, Array, rows_of
+from pdvsim.sim.records import LANES, Array
 from pdvsim.view.charts import DASHES, Bar, Chart, Curve, Dash, histogram, log_edges
 from pdvsim.view.report import metric_table
 from pdvsim.view.style import KIND_COLOURS, LANE_COLOURS, arch_colour, better, name_of
@@ -43,7 +43,7 @@ class LivePart(NamedTuple):
     title: str
     kind: str
     every: int
-    content: Callable[[Sequence[Window]], LiveContent]
+    content: Callable[[Sequence[LiveWindow]], LiveContent]
 
 
 def parts(archs: Sequence[str], names: Sequence[str], levels_s: Mapping[str, float]) -> list[LivePart]:
@@ -54,32 +54,32 @@ def parts(archs: Sequence[str], names: Sequence[str], levels_s: Mapping[str, flo
     lanes = [policy_of(arch).lane_names() for arch in archs]
     drafting = [policy_of(arch).speculates for arch in archs]
 
-    def compared(windows: Sequence[Window]) -> LiveContent:
+    def compared(windows: Sequence[LiveWindow]) -> LiveContent:
         note = "Small: difference from the first, green if better." if len(names) > 1 else ""
         return {"table": table(heads, windows), "note": note}
 
-    def strip(windows: Sequence[Window]) -> LiveContent:
+    def strip(windows: Sequence[LiveWindow]) -> LiveContent:
         rows = {(at, lane): f"{names[at]} {lane}" for at, own in enumerate(lanes) for lane in own}
         bars = [bar for at, window in enumerate(windows) for bar in _launches(window, at, [*rows])]
         key = [(kind, KIND_COLOURS[kind]) for kind in KINDS]
         chart = Chart(x="ms from now", rows=[*rows.values()], bars=bars, key=key, range=(-1e3 * STRIP_S, 0.0))
         return {"charts": [chart]}
 
-    def over_time(column: str) -> Callable[[Sequence[Window]], LiveContent]:
+    def over_time(column: str) -> Callable[[Sequence[LiveWindow]], LiveContent]:
         curves = [Curve(*head, dash=dash) for head, dash in zip(heads, dashes, strict=True)]
         shown = [at for at in range(len(archs)) if drafting[at] or column not in ("draft_length", "acceptance")]
         more = {"gives_way": False, "top": 100.0} if column == "acceptance" else {}
 
-        def content(windows: Sequence[Window]) -> LiveContent:
+        def content(windows: Sequence[LiveWindow]) -> LiveContent:
             series = {at: windows[at].series for at in shown}
             return _lines([(curves[at], mine["edges_s"], mine[column]) for at, mine in series.items()], **more)
 
         return content
 
-    def spread(metric: str) -> Callable[[Sequence[Window]], LiveContent]:
+    def spread(metric: str) -> Callable[[Sequence[LiveWindow]], LiveContent]:
         levels = [1e3 * levels_s[metric]] if metric in levels_s else []
 
-        def content(windows: Sequence[Window]) -> LiveContent:
+        def content(windows: Sequence[LiveWindow]) -> LiveContent:
             found = {name: (colour, w.latencies_ms[metric]) for (name, colour), w in zip(heads, windows, strict=True)}
             edges_ms = log_edges([values for _, values in found.values()])
             chart = histogram(metric, edges_ms, found, log_x=True, levels=levels, height=HEIGHT_PX)
@@ -87,10 +87,10 @@ def parts(archs: Sequence[str], names: Sequence[str], levels_s: Mapping[str, flo
 
         return content
 
-    def queues(at: int) -> Callable[[Sequence[Window]], LiveContent]:
+    def queues(at: int) -> Callable[[Sequence[LiveWindow]], LiveContent]:
         curves = {lane: Curve(lane, LANE_COLOURS[lane]) for lane in lanes[at]}
 
-        def content(windows: Sequence[Window]) -> LiveContent:
+        def content(windows: Sequence[LiveWindow]) -> LiveContent:
             series = windows[at].series
             return _lines([(c, series["edges_s"], series["queue"].get(lane, ())) for lane, c in curves.items()])
 
@@ -99,11 +99,11 @@ def parts(archs: Sequence[str], names: Sequence[str], levels_s: Mapping[str, flo
     of = {"itl": "share of chunks"}
     return [
         LivePart("strip", f"The last {1e3 * STRIP_S:.0f} ms", "wide", 1, strip),
-        LivePart("table", "Metrics of the window", "table", 2, compared),
-        *(LivePart(column, title, "", 3, over_time(column)) for column, title in SERIES.items()),
-        *(LivePart(metric, f"{metric.upper()}: {of.get(metric, 'share of requests')}", "", 6, spread(metric))
+        LivePart("table", "Metrics of the window", "table", 3, compared),
+        *(LivePart(column, title, "", 4, over_time(column)) for column, title in SERIES.items()),
+        *(LivePart(metric, f"{metric.upper()}: {of.get(metric, 'share of requests')}", "", 8, spread(metric))
           for metric in ("ttft", "tpot", "itl", "e2el")),
-        *(LivePart(f"queues-{at}", f"{name}: queues", "", 6, queues(at)) for at, name in enumerate(names)),
+        *(LivePart(f"queues-{at}", f"{name}: queues", "", 8, queues(at)) for at, name in enumerate(names)),
     ]  # fmt: skip
 
 
@@ -114,14 +114,13 @@ def _lines(lines: Sequence[tuple[Curve, Array, Any]], gives_way: bool = True, **
         values = np.asarray(values, float)
         known = np.flatnonzero(~np.isnan(values))
         traces.append(replace(curve, x=edges_s[1:][known], y=values[known]))
-    chart = Chart(x="seconds", traces=traces, height=HEIGHT_PX, **more)
-    return None if chart.constant and gives_way else {"charts": [chart]}
+    constant = all(len(set(np.asarray(trace.y).tolist())) < 2 for trace in traces)
+    return None if constant and gives_way else {"charts": [Chart(x="seconds", traces=traces, height=HEIGHT_PX, **more)]}
 
 
-def _launches(window: Window, at: int, rows: Sequence[tuple[int, str]]) -> list[Bar]:
+def _launches(window: LiveWindow, at: int, rows: Sequence[tuple[int, str]]) -> list[Bar]:
     """The latest launches of an architecture."""
-    launches, bars, since_s = window.launches, [], window.end_s - STRIP_S
-    launches = rows_of(launches, launches["end_s"] > since_s)
+    launches, bars, since_s = window.latest, [], window.end_s - STRIP_S
     columns = (launches[name].tolist() for name in ("lane", "kind", "start_s", "end_s", "rows", "tokens"))
     for lane, kind, start_s, end_s, count, tokens in zip(*columns, strict=True):
         said = f"{KINDS[kind]}: {count} rows, {tokens} tokens, {1e3 * (end_s - start_s):.2f} ms"
@@ -130,7 +129,7 @@ def _launches(window: Window, at: int, rows: Sequence[tuple[int, str]]) -> list[
     return bars
 
 
-def table(heads: Sequence[tuple[str, str]], windows: Sequence[Window]) -> dict[str, Any]:
+def table(heads: Sequence[tuple[str, str]], windows: Sequence[LiveWindow]) -> dict[str, Any]:
     """The metrics of the windows, those that are always shown first, with their differences from the first window."""
     every = dict.fromkeys(column for window in windows for column in window.metrics)
     groups: dict[str, str] = {}

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 LOOPBACK, EVERY_ADDRESS = "127.0.0.1", ("0.0.0.0", "::")
 COOKIE = "pdvsim-live"
 UPDATE_S = 0.15
+BUSY_S = 0.12  # of an update that the session may take; more if the page takes half as much
 LEAST_PAUSE_S = 0.01  # between two updates, for the browsers
 PING_S = 10.0
 COMMAND_BYTES = 1 << 14
@@ -151,11 +152,14 @@ class PageServer:
         server = HTTPServer(site, max_body_size=COMMAND_BYTES)  # more is refused unread
         server.add_sockets(self._sockets)
 
-        def go_on() -> None:
-            began = monotonic()
-            for viewer in [*site.viewers] if show.tick() else ():
+        def go_on(busy_s: float = BUSY_S) -> None:
+            began, news = monotonic(), show.tick(busy_s)
+            gone_on = monotonic()
+            for viewer in [*site.viewers] if news else ():
                 viewer.send_update()
-            loop.call_later(max(LEAST_PAUSE_S, UPDATE_S - (monotonic() - began)), go_on)
+            ends = monotonic()
+            pause_s, next_s = max(LEAST_PAUSE_S, UPDATE_S - (ends - began)), max(BUSY_S, 2 * (ends - gone_on))
+            loop.call_later(pause_s, go_on, next_s)
 
         def end(number: int, frame: FrameType | None) -> None:
             signal.signal(number, before[number])  # the second one ends a policy that never yields

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from pdvsim.live.arrivals import Arrivals, largest
-from pdvsim.live.gauge import Gauge, Window
+from pdvsim.live.gauge import Gauge, LiveWindow
 from pdvsim.live.knobs import BURST, Action, Knobs, Setup
 from pdvsim.live.station import Station
 from pdvsim.sim.cluster import Cluster
@@ -92,7 +92,7 @@ class Session(Stations):
             for station in self.stations:
                 station.reader.take(self.now_s)
 
-    def windows(self, window_s: float) -> list[Window]:
+    def windows(self, window_s: float) -> list[LiveWindow]:
         """The last seconds of each architecture."""
         return [s.reader.window(self.now_s, window_s, s.state()) for s in self.stations if isinstance(s.reader, Gauge)]
 

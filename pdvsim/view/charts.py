@@ -102,11 +102,6 @@ class Chart:
     free: bool = False  # the y axis need not begin at 0
     labelled: bool = False  # bars with their texts, from a reference line at 0, or 1 on a logarithmic axis
 
-    @property
-    def constant(self) -> bool:
-        """Whether no curve ever changes."""
-        return all(len(set(np.asarray(t.y)[~np.isnan(t.y)].tolist())) < 2 for t in self.traces)
-
 
 def plain(value: Any) -> Any:
     """Charts and their values as JSON: rounded to visible digits, without what is empty; nan is null."""

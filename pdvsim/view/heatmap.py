@@ -56,10 +56,10 @@ def cells(results: Results, metric: str, against: str) -> list[Gain]:
     check(results, metric, against)
     gains: list[Gain] = []
     for setting, points in results.settings():
-        labels = {(e["arch"], e["load_kind"], _key(e["load"])): e["stability"] for e in over_replications(points)}
+        labels = {(e["arch"], e["load_kind"], load_text(e["load"])): e["stability"] for e in over_replications(points)}
         for d in paired_differences(points, metric, against):
             if math.isfinite(d["relative"].mean):
-                load = (d["load_kind"], _key(d["load"]))
+                load = (d["load_kind"], load_text(d["load"]))
                 unsteady = any(grew(labels.get((arch, *load))) for arch in (d["arch"], against))
                 gains.append(Gain(label(setting), d["arch"], d["load_kind"], d["load"], d["relative"], unsteady))
     return gains
@@ -154,8 +154,3 @@ def check(results: Results, metric: str, against: str) -> None:
         raise ValueError(f"--against {against}: not in the results, which have {', '.join(results.archs)}")
     if metric not in results.points:
         raise ValueError(f"--metric {metric}: no such column in the results")
-
-
-def _key(load: float) -> float | str:
-    """Load as a dictionary key: nan, a trace's load, is not equal to itself."""
-    return "trace" if math.isnan(load) else load

@@ -33,11 +33,12 @@ def setting_line(
     card: str | None = None,
     drafts: str | None = None,
     acceptance: str | None = None,
+    data: str | None = None,
 ) -> str:
     """The line from an experiment's settings; given parts replace them, and an empty part is omitted."""
     parts = [
         f"{pair or config['server'].get('pair', '?')} on {card or config['hardware'].get('gpu', '?')}",
-        lengths_text(config["traffic"]),
+        lengths_text(config["traffic"]) if data is None else data,
         drafts_of(config["server"]) if drafts is None else drafts,
         f"acceptance {acceptance_of(config['acceptance'])}" if acceptance is None else acceptance,
         load,
@@ -62,7 +63,7 @@ def points_line(points: pd.DataFrame, configs: Sequence[Settings] = ()) -> str:
     if "acceptance_rate" in points:
         rate = values_text(points["acceptance_rate"], "rates")
     data = unlike(lengths_text(config["traffic"]) for config in configs)
-    return f"{pair} on {card}, {data}, {drafts}, acceptance {rate}, {load}, {seeds}."
+    return setting_line(configs[0], load, seeds, pair, card, drafts, f"acceptance {rate}", data)
 
 
 def lengths_text(traffic: Mapping[str, Any]) -> str:

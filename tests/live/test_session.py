@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from pdvsim.bench.sweep import flatten
-from pdvsim.live.gauge import KEPT_S, Gauge, Window, grows
+from pdvsim.live.gauge import KEPT_S, Gauge, LiveWindow, grows
 from pdvsim.live.knobs import BURST, Action, Knobs, Setup
 from pdvsim.live.page import Dashboard
 from pdvsim.live.parts import table
@@ -126,7 +126,7 @@ def test_figures_of_a_window_are_of_what_happened_in_it() -> None:
     assert all(math.isnan(value) for name, value in empty.metrics.items() if name.endswith("_ms"))
 
 
-def rows(windows: list[Window]) -> dict[str, list[str]]:
+def rows(windows: list[LiveWindow]) -> dict[str, list[str]]:
     """The table of the page: the values of each metric."""
     heads = [(str(at), "") for at in range(len(windows))]
     return {name: [cell[0] for cell in cells] for name, _, cells in table(heads, windows)["rows"]}

@@ -189,7 +189,7 @@ def test_nothing_from_a_file_can_end_the_data_or_is_loaded_from_elsewhere(docume
     assert not re.search(r"https?://|\bimport\s*\(|<[^>]*\bsrc\s*=|@import|url\(", text.replace(data, ""))
 
 
-def opened(browser: Browser, path: Path) -> Page:
+def opened(browser: Browser, path: Path, mark: str = "#breakdown rect") -> Page:
     """A page opened from disk; whatever the browser complains of is kept."""
     shown = browser.new_page(viewport={"width": 1280, "height": 3000}, color_scheme="light")
     shown.set_default_timeout(PATIENCE_MS)
@@ -199,20 +199,17 @@ def opened(browser: Browser, path: Path) -> Page:
     shown.on("pageerror", lambda error: shown.complaints.append(str(error)))  # type: ignore[attr-defined]
     shown.on("request", lambda request: shown.asked.append(request.url))  # type: ignore[attr-defined]
     shown.goto(path.as_uri())
-    shown.wait_for_selector("#breakdown rect")
+    shown.wait_for_selector(mark)
     return shown
 
 
-def test_without_records_the_page_says_so(browser: Browser, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_without_records_nothing_of_them_is_shown(browser: Browser, tmp_path: Path) -> None:
     bare = sweep_folder(tmp_path / "bare", ("pd",), (20.0,), 1, detailed=False)
     assert main(["report", str(bare), "-o", str(tmp_path / "r.html")]) == 0
-    assert "without --save-detailed" in capsys.readouterr().err
     shown = opened(browser, tmp_path / "r.html")
     boxes = shown.locator("section:visible h2").all_inner_texts()
     assert boxes == ["Rate", "Latency", "At one load", "Where a request's time goes", "Provenance"]
     assert "--save-detailed" in shown.locator("#provenance .note").inner_text()
-    assert shown.locator("details .facts:visible").count() == 0  # folded until somebody asks
-    assert "host" in shown.locator("#provenance").text_content()  # of the roofline, by the name of the profile
 
 
 @pytest.fixture(scope="module")
@@ -240,8 +237,6 @@ def test_the_page_opens_without_complaint_and_draws(shown: Page) -> None:
 
 def test_what_comes_from_files_stays_text(shown: Page) -> None:
     assert shown.query_selector_all("img") == []
-    assert shown.title() == "Serving architectures compared"
-    assert HOSTILE in shown.inner_text("#lead").replace("Measured", "measured")
     assert HOSTILE in shown.inner_text("#rates .note")
 
 
@@ -353,14 +348,12 @@ def page_css() -> str:
     return (Path(report.__file__).parent / "page.css").read_text(encoding="utf-8")
 
 
-def test_a_run_has_its_page(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_run_has_the_same_page(browser: Browser, tmp_path: Path) -> None:
     path = tmp_path / "run.html"
     argv = ["run", "--arch", "autoregressive", "--num-prompts", "6", "--input-len", "32", "--output-len", "8"]
-    assert main([*argv, "--goodput", "ttft:500", "--html", str(path)]) == 0
-    html = path.read_text(encoding="utf-8")
-    assert "autoregressive: 6 requests served" in html
-    assert "no drafts, all sent at time 0, seed 0" in html
-    assert "Serving Benchmark Result" in html
-    capsys.readouterr()
+    assert main([*argv, "--html", str(path)]) == 0
+    page = opened(browser, path, "rect[data-text]")
+    assert page.locator("polyline").count() >= 4  # two latencies, requests in the system and not admitted
+    assert "Serving Benchmark Result" in page.inner_text("main")
+    assert page.complaints == []  # type: ignore[attr-defined]
     assert main([*argv, "--no-detailed", "--html", str(path)]) == 2
-    assert "--html need" in capsys.readouterr().err

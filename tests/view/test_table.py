@@ -10,7 +10,6 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import pdvsim
-from pdvsim.cli import main
 from pdvsim.view.points import sweep_table
 from pdvsim.view.style import number_text
 from pdvsim.view.table import DETAIL, TextTable, continued, fitted_table
@@ -55,14 +54,6 @@ def test_brackets_that_are_left_out_are_not_explained(monkeypatch: pytest.Monkey
     assert note == "±: of seeds"
 
 
-def test_the_list_of_profiles_fits_a_terminal(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("COLUMNS", "80")
-    assert main(["profile", "--list"]) == 0
-    assert max(map(len, capsys.readouterr().out.splitlines())) <= 80
-
-
 def test_a_wide_terminal_has_everything(points: pd.DataFrame, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "400")
     table = sweep_table(points)
@@ -99,13 +90,10 @@ def test_a_table_on_a_page_is_whole_and_text(monkeypatch: pytest.MonkeyPatch) ->
     assert "a &lt;note&gt;" in html
 
 
-def test_folded_rows_are_all_on_the_page_and_printed() -> None:
-    """In order: those that are folded after those that are not."""
-    table = TextTable([{"who": name} for name in "abc"], folded=2)
-    shown, folded = table.html().split("<details>")
+def test_folded_rows_are_all_on_the_page() -> None:
+    shown, folded = TextTable([{"who": name} for name in "abc"], folded=2).html().split("<details>")
     assert [name for name in "abc" if f">{name}</td>" in shown] == ["a"]
-    assert folded.index(">b</td>") < folded.index(">c</td>") < folded.index("</details>")
-    assert str(table).split()[-3:] == ["a", "b", "c"]
+    assert folded.index(">b</td>") < folded.index(">c</td>")
 
 
 @pytest.mark.parametrize(
