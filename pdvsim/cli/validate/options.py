@@ -107,7 +107,7 @@ class ValidateOptions:
 
 @dataclass(frozen=True)
 class Comparison(ValidateOptions):
-    """What is compared, without what is served or written."""
+    """Compare measurements with simulations; nothing is served or written."""
 
     without = ("serve", "output", "minutes", "tiny", "models", "run", "plot", "html", "write", "json")
 
