@@ -17,8 +17,6 @@ from typing import TYPE_CHECKING, Any
 from pdvsim.bench.inputs import checked
 from pdvsim.bench.sweep import frame_of
 from pdvsim.cli.run import AskedExperiment
-from pdvsim.cli.validate import compared
-from pdvsim.cli.validate.options import Comparison
 from pdvsim.common.commandline import MOST_USED, described
 from pdvsim.common.options import Option, build, by_name, options
 from pdvsim.common.spelling import other_spellings
@@ -32,7 +30,7 @@ COMMANDS = {  # whose options are a function's keywords; imported with the funct
     "run": "run.AskedExperiment",
     "sweep": "sweep.SweepCommand",
     "traffic": "traffic.TrafficCommand",
-    "validate": "validate.options.Comparison",
+    "validate": "validate.Comparison",
     "winner_map": "map.MapCommand",
 }
 PRINTED = (  # options of what is printed and written, and of a folder's sweep
@@ -44,7 +42,7 @@ TYPES = {int: "int", float: "float", bool: "bool"}
 MAPPINGS = ("vary",)  # lists that may be given as dictionaries
 
 if TYPE_CHECKING:
-    from pdvsim.cli.validate.options import Compared
+    from pdvsim.cli.validate.base import Compared
     from pdvsim.decide.advice import Advice
     from pdvsim.decide.capacity import Capacities
     from pdvsim.decide.draft_table import DraftTable
@@ -168,4 +166,5 @@ def validate(runs: str | Path | Sequence[str | Path] = (), **options: Any) -> Co
 
     `validate(bench="bench.json", model="llama-3.1-8b", gpu="h100")` compares a result of `vllm bench serve`.
     """
-    return compared(build(Comparison, {"runs": runs, **options}))
+    comparison: Compared = _asked("validate", {"runs": runs, **options}).compared()
+    return comparison

@@ -17,7 +17,7 @@ from typing import Any
 from pdvsim.bench.output import check_folder
 from pdvsim.calibration.fit.build import save
 from pdvsim.calibration.fit.engine import calibrate_engine, read_bench, read_logs
-from pdvsim.calibration.fit.points import middle
+from pdvsim.calibration.join import middle
 from pdvsim.calibration.validate.served import read_runs
 from pdvsim.common.files import write_whole
 from pdvsim.sim.metrics.summary import summarise

@@ -127,7 +127,7 @@ REFUSED = [  # what the line must name: the option, its value, its limit, or wha
     ("validate --run 173", "launches"),
     ("validate --write --contention max", "--write"),
     ("validate --tiny", " --serve"),
-    ("validate --serve plan.jsonl --json", "--serve can "),
+    ("validate --serve plan.jsonl --json", "--json --serve"),
     ("sweep --vary num-speculative-token=2", "num-speculative-token num-speculative-tokens"),
     ("sweep --vary arch=pd", "--arch"),
     ("sweep --vary max_concurrency=4", "--concurrency"),

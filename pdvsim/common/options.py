@@ -6,6 +6,9 @@ below it is the help; of a switch that is on by default, the help of --no-NAME. 
 of options. An outer option replaces an inner one of the same name; if it is `Redefined`, it only has another default
 and help here, and sets the inner one too. A field that is `Internal`, or named in the class attribute `without`, is no
 option. When an option has an effect is in `sim.relevance`.
+
+A command may be a sum type: its `kinds` are classes with options of their own. The option that is the `key` of a kind
+chooses it; the last kind has none and is the usual one.
 """
 
 from __future__ import annotations
@@ -102,6 +105,11 @@ def groups_of(command: type) -> dict[str, type]:
     return {name: hint for name, hint in hints.items() if isinstance(hint, type) and is_dataclass(hint)}
 
 
+def kinds_of(command: type) -> tuple[type, ...]:
+    """The kinds of work that a command is a choice of; none of most commands."""
+    return tuple(getattr(command, "kinds", ()))
+
+
 @cache
 def options(command: type) -> dict[str, Option]:
     """The options of a dataclass and of its groups, by name."""
@@ -113,6 +121,9 @@ def options(command: type) -> dict[str, Option]:
             inner |= options(groups_of(command)[field.name])
         elif "internal" not in marks:
             own[field.name] = Option(command, field.name, hint, field.default, marks, command)
+    for kind in kinds_of(command):
+        for name, option in options(kind).items():
+            inner[name] = replace(option, group=command) if name in inner else option
     for name in own.keys() & inner.keys():
         if "redefined" in own[name].marks:
             inner[name] = replace(own.pop(name), group=inner[name].group)
@@ -128,7 +139,20 @@ def build(command: type[T], given: Mapping[str, Any]) -> T:
     values = {name: converted(known[name], value) for name, value in chosen.items() if value is not None}
     if preset := values.get("preset"):
         values |= preset_settings(preset, values, known)
-    return _filled(command, values)
+    chosen_kind: Any = _kind_asked(command, {name for name in values if values[name] != known[name].default})
+    return _filled(chosen_kind, values)  # type: ignore[no-any-return]
+
+
+def _kind_asked(command: type, given: set[str]) -> type:
+    """The kind that these options ask for, else the command itself; a ValueError names an option of another kind."""
+    *keyed, usual = kinds_of(command) or (command,)
+    chosen = next((kind for kind in keyed if kind.key in given), usual)  # type: ignore[attr-defined]
+    for name in given - options(chosen).keys():
+        owners = " or ".join(flag_of(kind.key) for kind in keyed if name in options(kind))  # type: ignore[attr-defined]
+        if chosen is usual:
+            raise ValueError(f"{flag_of(name)} can be used only with {owners}")
+        raise ValueError(f"{flag_of(name)} cannot be combined with {flag_of(chosen.key)}")  # type: ignore[attr-defined]
+    return chosen
 
 
 def by_name(given: Mapping[str, Any], known: Collection[str], unknown: str) -> dict[str, Any]:

@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from pdvsim.bench.pool import Backend, Item, finished
+from pdvsim.calibration.join import grouped, simulations, some_of
 from pdvsim.calibration.validate.speculation import (
+    SIDES,
     LengthChoice,
     MeasuredPair,
     PredictedPair,
     best_lengths,
+    cost,
     error_cells,
-    predicted,
+    figures_of,
+    joined,
     read_pairs,
 )
-from pdvsim.common.progress import Progress
 from pdvsim.view.table import grid, percent_cell
 
 CONCURRENCIES = (1, 8, 32, 128)  # up to which a group of rows reaches
@@ -23,97 +25,74 @@ CONCURRENCIES = (1, 8, 32, 128)  # up to which a group of rows reaches
 
 def compared_pairs(
     engine: str, held_out: bool, most: int | None, jobs: int | None, quiet: bool
-) -> tuple[dict[str, Any], str]:
-    """The document and the text of measured pairs, of one engine or all, and what is predicted for them."""
+) -> tuple[dict[str, Any], str, str]:
+    """Measured pairs, of one engine or all, and what is predicted for them."""
     pairs = [pair for pair in read_pairs() if pair.held_out == held_out and engine in ("all", pair.drafted.engine)]
-    if most is not None:
-        pairs = pairs[:: max(1, len(pairs) // most)][:most]
-    rows, failed = finished_rows(_task, pairs, "pairs", jobs, quiet)
-    failures = {pairs[at].setting: reason for at, reason in failed.items()}
-    predictions = [PredictedPair(pairs[at], row["sides"]) for at, row in sorted(rows.items())]
+    pairs = list(some_of(pairs, most))
+    done = simulations(_task, pairs, "pairs", jobs, quiet, cost)
+    failures = {pairs[at].setting: reason for at, reason in done.failures.items()}
+    predictions = [joined(pairs[at], row["sides"]) for at, row in sorted(done.rows.items())]
     choices = best_lengths(predictions)
+    groups = {
+        name: {key: error_cells(group) for key, group in sorted(grouped(predictions, label).items())}
+        for name, label in GROUPS.items()
+    }
     document = {
         "held_out": held_out,
         "pairs": [_row(one) for one in predictions],
-        "groups": {
-            name: {key: error_cells(group) for key, group in _grouped(predictions, key_of).items()}
-            for name, key_of in GROUPS.items()
-        },
+        "groups": groups,
         "lengths": [choice.__dict__ for choice in choices],
         "failures": failures,
     }
-    return document, _text(predictions, choices, failures, held_out)
-
-
-def finished_rows(
-    task: Callable[[int, Any], dict[str, Any]], points: Sequence[Any], what: str, jobs: int | None, quiet: bool
-) -> tuple[dict[int, dict[str, Any]], dict[int, str]]:
-    """The rows of points that were simulated, by number, and why others were not."""
-    items: list[Item] = list(enumerate(points))
-    rows, failures = {}, {}
-    with Progress(len(points), what, quiet) as progress:
-        for number, outcome in enumerate(finished(task, items, Backend(jobs)), 1):
-            if outcome.row is None:
-                failures[outcome.index] = outcome.reason
-            else:
-                rows[outcome.index] = outcome.row
-            progress.update(number)
-    return rows, failures
+    which = f"{len(predictions)} {'held-out' if held_out else 'visible'}"
+    return document, _text(groups, choices, failures, which), done.unfinished
 
 
 def _task(index: int, pair: MeasuredPair) -> dict[str, Any]:
-    return {"sides": predicted(pair).predicted}
+    return {"sides": (figures_of(pair.plain), figures_of(pair.drafted))}
 
 
 def _row(one: PredictedPair) -> dict[str, Any]:
     """A pair as the document has it."""
-    side = one.pair.drafted
+    side = one.of.drafted
     return {
         "engine": side.engine, "version": side.version, "card": side.card, "pair": side.pair,
-        "method": one.pair.method_class, "k": side.k, "concurrency": side.concurrency, "measured": one.pair.speedup,
-        "predicted": one.speedup, "source": one.pair.source,
+        "method": one.of.method_class, "k": side.k, "concurrency": side.concurrency,
+        "measured": one.measured["speedup"], "predicted": one.predicted["speedup"], "source": one.of.source,
     }  # fmt: skip
 
 
 def _concurrency(one: PredictedPair) -> str:
-    groups = (f"up to {most}" for most in CONCURRENCIES if one.pair.drafted.concurrency <= most)
+    groups = (f"up to {most}" for most in CONCURRENCIES if one.of.drafted.concurrency <= most)
     return next(groups, f"above {CONCURRENCIES[-1]}")
 
 
 GROUPS: dict[str, Callable[[PredictedPair], str]] = {
-    "engine and method": lambda one: f"{one.pair.drafted.engine} {one.pair.method_class}",
-    "draft length": lambda one: f"k={one.pair.drafted.k}",
+    "engine and method": lambda one: f"{one.of.drafted.engine} {one.of.method_class}",
+    "draft length": lambda one: f"k={one.of.drafted.k}",
     "concurrency": _concurrency,
     "all": lambda one: "all",
 }
 
 
-def _grouped(
-    predictions: Sequence[PredictedPair], key_of: Callable[[PredictedPair], str]
-) -> dict[str, list[PredictedPair]]:
-    groups: dict[str, list[PredictedPair]] = {}
-    for one in predictions:
-        groups.setdefault(key_of(one), []).append(one)
-    return dict(sorted(groups.items()))
-
-
 def _text(
-    predictions: Sequence[PredictedPair], choices: Sequence[LengthChoice], failures: dict[str, str], held_out: bool
+    groups: Mapping[str, Mapping[str, Mapping[str, Any]]],
+    choices: Sequence[LengthChoice],
+    failures: Mapping[str, str],
+    pairs: str,
 ) -> str:
-    which = "held-out" if held_out else "visible"
-    tables = [f"Speed-up by speculation, predicted against measured: {len(predictions)} {which} pairs of servers"]
-    head = ("", "pairs", "median", "95%", "signed", "sign right", "plain", "drafted")
-    for name, key_of in GROUPS.items():
+    tables = [f"Speed-up by speculation, predicted against measured: {pairs} pairs of servers"]
+    head = ("pairs", "median", "95%", "signed", "sign right", *SIDES)
+    for name, parts in groups.items():
         lines = []
-        for key, group in _grouped(predictions, key_of).items():
-            cells = error_cells(group)
-            figures = [cells[f"tpot_ms_{side}"] or cells[f"throughput_{side}"] for side in ("plain", "drafted")]
+        for key, cells in parts.items():
+            figures = [cells[f"tpot_ms_{side}"] or cells[f"throughput_{side}"] for side in SIDES]
             lines.append([
                 key, str(cells["pairs"]), percent_cell(cells["ratio_median"]), percent_cell(cells["ratio_95"]),
-                f"{cells['ratio_signed']:+.1%}", f"{cells['signs']} of {cells['pairs']}",
+                percent_cell(cells["ratio_signed"], "+"), f"{cells['signs']} of {cells['pairs']}",
                 *("" if figure is None else percent_cell(figure) for figure in figures),
             ])  # fmt: skip
-        tables.append(grid((name, *head[1:]), lines))
+        tables.append(grid((name, *head), lines))
     if choices:
         right = sum(choice.measured == choice.predicted for choice in choices)
         lost = f"the predicted one loses {max(choice.loss for choice in choices):.1%} at most"

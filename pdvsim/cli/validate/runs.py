@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from pdvsim.bench import output
 from pdvsim.calibration.validate import compare
-from pdvsim.calibration.validate.served import ServedRun
 from pdvsim.cli.page import write_page
-from pdvsim.cli.validate.options import Compared, ValidateOptions, shipped
-from pdvsim.common.console import say
-from pdvsim.common.progress import Progress
+from pdvsim.cli.validate.base import Compared, RecordedRuns, both_cell, missed, shipped
 from pdvsim.common.version import __version__
 from pdvsim.sim.config import Hardware
+from pdvsim.sim.limits import Jobs
 from pdvsim.sim.trust import ANY, Errors, as_text, errors_path
 from pdvsim.view.calibration_plots import validation_figure
 from pdvsim.view.report.sheet import Sheet
@@ -24,68 +23,68 @@ WORST_RUNS_SHOWN = 10
 BAR_METRICS = ("output_throughput", "mean_ttft_ms", "p99_ttft_ms", "mean_tpot_ms", "p99_itl_ms", "mean_e2el_ms")
 
 
-def compare_runs(args: ValidateOptions) -> int:
-    """Simulate all runs, print the errors, and write what is asked for; returns the exit code."""
-    plot, page = map(output.optional_file, (args.plot, args.html))
-    runs, compared = compared_runs(args)
-    document = compared.document
-    print(output.dumps(document) if args.json else compared)
-    if (plot or page) and document["runs"]:
-        figure = validation_figure(document)
-        if plot:
-            output.save({plot: output.picture(figure, plot)})
-        lead = f"{len(document['runs'])} real runs compared with simulations."
-        paths = ", ".join(map(str, args.runs or shipped()))
-        facts = {"pdvsim": __version__, "date": output.now(), "runs": paths, "profile": document["foundation"]}
-        pictures = {"Predicted and measured": figure}
-        write_page(page, Sheet("Simulated against real", lead, [("", [compared.text])], pictures, facts))
-    if compared.interrupted:
-        say("pdvsim", f"interrupted: {len(document['runs'])} of {len(runs)} runs compared")
-        return 130
-    if args.write:
-        _write(args, runs, document)
-    return 0
+@dataclass(frozen=True)
+class ValidateRuns(RecordedRuns):
+    """Compare real runs on a GPU, the default"""
 
+    ablations: bool = True
+    """Predict with one contention model, without the others for comparison."""
+    write: bool = False
+    """Save the errors next to the profile; all other commands take their error ranges from there."""
+    html: str | None = None
+    """Write tables, plot and provenance to this file, as one page."""
+    jobs: Jobs | None = None
+    """Concurrent simulations; default: one per core."""
 
-def compared_runs(args: ValidateOptions) -> tuple[list[ServedRun], Compared]:
-    """Real runs and their simulation."""
-    runs = args.served_runs()
-    numbers = {run.id: number for number, run in enumerate(runs, 1)}
-    runs = [run for run in runs if args.held_out or not run.held_out]
-    if not runs:
-        raise ValueError("all runs are held out; --held-out shows them")
-    others = [c for c in compare.CONTENTIONS if c != args.contention] if args.ablations else []
-    contentions = [args.contention, *others]
-    with Progress(len(compare.commands(runs)) * len(contentions), "simulations", args.json) as progress:
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.write and self.contention != "fluid":
+            raise ValueError("--write needs --contention fluid")
 
-        def advanced(done: int, total: int) -> None:
-            progress.total = total
-            progress.update(done)
+    def compared(self) -> Compared:
+        """All real runs and their simulation, with the other contention models if `ablations`."""
+        runs = self.served_runs()
+        numbers = {run.id: number for number, run in enumerate(runs, 1)}
+        runs = [run for run in runs if self.held_out or not run.held_out]
+        if not runs:
+            raise ValueError("all runs are held out; --held-out shows them")
+        others = [each for each in compare.CONTENTIONS if each != self.contention] if self.ablations else []
+        validation = compare.validate(runs, [self.contention, *others], self.profile, self.jobs, self.json)
+        document = compare.document(validation, numbers)
+        return Compared(document, _tables(document), validation.unfinished)
 
-        validation = compare.validate(runs, contentions, args.profile, args.jobs, advanced)
-    document = compare.document(validation, numbers)
-    return runs, Compared(document, _tables(document), not validation.complete)
+    def execute(self) -> int:
+        plot, page = map(output.optional_file, (self.plot, self.html))
+        comparison = self.compared()
+        document, code = comparison.document, self.printed(comparison)
+        if (plot or page) and document["runs"]:
+            figure = validation_figure(document)
+            if plot:
+                output.save({plot: output.picture(figure, plot)})
+            lead = f"{len(document['runs'])} real runs compared with simulations."
+            paths = ", ".join(map(str, self.runs or shipped()))
+            facts = {"pdvsim": __version__, "date": output.now(), "runs": paths, "profile": document["foundation"]}
+            pictures = {"Predicted and measured": figure}
+            write_page(page, Sheet("Simulated against real", lead, [("", [comparison.text])], pictures, facts))
+        if self.write and not code:
+            self._write(document)
+        return code
 
-
-def _write(args: ValidateOptions, runs: Sequence[ServedRun], document: Mapping[str, Any]) -> None:
-    """Store the errors next to the profile, for all predictions with it; without held-out runs."""
-    path = errors_path(Hardware(profile=args.profile))
-    if path is None:
-        raise ValueError("--write needs a profile file")
-    leads = {metric: lead["limit"] for metric, lead in document["leads"]["by_metric"].items()}
-    errors = Errors(
-        profile=document["foundation"],
-        runs=len(document["runs"]),
-        drafters=sorted({run.experiment.server.drafted_by for run in runs if not run.held_out}),
-        reached=document["reached"],
-        bars=document["bars"],
-        leads={metric: math.ceil(1e3 * size) / 1e3 for metric, size in leads.items()},
-    )
-    output.save({output.check_file(path): as_text(errors).encode()})
-
-
-def _both(errors: Mapping[str, float] | None) -> str:
-    return f"{percent_cell(errors['median'])} / {percent_cell(errors['p95'])}" if errors else "-"
+    def _write(self, document: Mapping[str, Any]) -> None:
+        """Store the errors next to the profile, for all predictions with it; without held-out runs."""
+        path = errors_path(Hardware(profile=self.profile))
+        if path is None:
+            raise ValueError("--write needs a profile file")
+        leads = {metric: lead["limit"] for metric, lead in document["leads"]["by_metric"].items()}
+        errors = Errors(
+            profile=document["foundation"],
+            runs=len(document["runs"]),
+            drafters=sorted({run.experiment.server.drafted_by for run in self.served_runs() if not run.held_out}),
+            reached=document["reached"],
+            bars=document["bars"],
+            leads={metric: math.ceil(1e3 * size) / 1e3 for metric, size in leads.items()},
+        )
+        output.save({output.check_file(path): as_text(errors).encode()})
 
 
 def _tables(document: Mapping[str, Any]) -> str:
@@ -127,20 +126,19 @@ def _errors(document: Mapping[str, Any]) -> str:
             if part:
                 limit = targets.get(name) if part == "by_metric" else targets["group"]
                 limits = {} if limit is None else {"p95": limit}
-            missed = " missed" * any(errors[key] > limit for key, limit in limits.items())
             rows.append(
                 {
                     "errors of": _short(name) if part == "by_metric" else name,
                     "runs": str(errors.get("runs", len(document["runs"]))),
                     "median": percent_cell(errors["median"]),
                     "95%": percent_cell(errors["p95"]),
-                    "target": " / ".join(map(percent_cell, limits.values())) + missed,
-                    **{title: _both(_parts(model, part).get(name)) for title, model in others.items()},
+                    "target": missed(errors, limits),
+                    **{title: both_cell(_parts(model, part).get(name)) for title, model in others.items()},
                 }
             )
     if not paced:
         return rows_table(rows)
-    raw, after = (_both(_parts(paced[side], "")["all"]) for side in ("raw", "after"))
+    raw, after = (both_cell(_parts(paced[side], "")["all"]) for side in ("raw", "after"))
     return f"{rows_table(rows)}\n{paced['runs']} runs scaled to the speed of their machine: {raw} before, {after} after"
 
 
