@@ -21,6 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pdvsim.calibration.join import Joined
+from pdvsim.calibration.validate.served import MOST_MS
 from pdvsim.sim.config import Acceptance, Arch, Experiment, Hardware, Scoring, Server, Traffic
 from pdvsim.sim.core import Request
 from pdvsim.sim.limits import MAX_REQUESTS
@@ -129,7 +130,7 @@ def check_drafter(pair: str, server: Server) -> None:
 def read_load(path: str) -> BenchedLoad:
     """The load of a result; a ValueError of one line where it is none."""
     document = bench_document(path)
-    measured = {name: value for name, value in document.items() if METRIC.fullmatch(name) and _positive(value)}
+    measured = _metrics(path, document)
     if "output_throughput" not in measured:
         raise ValueError(f"{path}: no result of `vllm bench serve`: it has no output_throughput")
     rate, limit = math.inf, document.get("max_concurrency")
@@ -161,6 +162,16 @@ def read_load(path: str) -> BenchedLoad:
     model = next((document[name] for name in MODEL_NAMES if isinstance(document.get(name), str)), None)
     times = _token_times(path, document, len(lengths))
     return BenchedLoad(traffic, lengths, sent_s, k, accepted, measured, tuple(notes), model, times)
+
+
+def _metrics(path: str, document: Mapping[str, Any]) -> dict[str, float]:
+    """The metrics above 0; a ValueError where a time is longer than the benchmark or than anyone waits."""
+    lasted_s = document["duration"] if _positive(document.get("duration")) else MOST_MS / 1e3
+    numbers = {name: value for name, value in document.items() if METRIC.fullmatch(name) and _number_above_0(value)}
+    for name, value in numbers.items():
+        if name.endswith("_ms") and value > MOST_OVER * 1e3 * lasted_s:
+            raise ValueError(f"{path}: {name} is {value:.3g} ms, in a benchmark of {lasted_s:.3g} s")
+    return {name: value for name, value in numbers.items() if _positive(value)}
 
 
 def _token_times(path: str, document: Mapping[str, Any], requests: int) -> TokenTimes | None:
@@ -229,7 +240,11 @@ def drafts_of(path: str, document: Mapping[str, Any]) -> tuple[int, tuple[float,
 
 
 def _positive(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and 1e-9 <= value <= 1e15
+    return _number_above_0(value) and 1e-9 <= value <= 1e15
+
+
+def _number_above_0(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < math.inf
 
 
 # two results ---------------------------------------------------------------------------------------------------------

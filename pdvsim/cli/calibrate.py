@@ -26,14 +26,7 @@ PROFILE, MACHINE = "profile.json", "machine.json"  # files written where no othe
 KERNEL_COLUMNS = ("kernels", "points", "median error", "p95")
 
 
-@dataclass(frozen=True)
-class Fitted:
-    """What was fitted: files, a document, its tables, and how the file is used."""
-
-    files: Mapping[Path, bytes]
-    document: Mapping[str, Any]
-    text: str
-    use: str = ""
+Fitted = tuple[dict[Path, bytes], dict[str, Any], str]  # files, their document, and its tables
 
 
 @dataclass(frozen=True)
@@ -56,12 +49,20 @@ class FittingCommand(Command):
     def execute(self) -> int:
         from pdvsim.bench import output
 
-        done = self.fitted(Path(self.output))
-        write_all(done.files)
-        names = list(map(str, done.files))
-        print(output.dumps({**done.document, "files": names}) if self.json else done.text)
-        say("pdvsim", f"saved {', '.join(names)}{done.use}")
+        files, document, text = self.fitted(output.check_file(Path(self.output)))
+        write_all(files)
+        names = list(map(str, files))
+        print(output.dumps(document | {"files": names}) if self.json else text)
+        say("pdvsim", f"saved {', '.join(names)}")
         return 0
+
+
+@dataclass(frozen=True)
+class OtherEngine(FittingCommand):
+    """An engine that is not measured here"""
+
+    gpu: str | None = None
+    """The GPU it ran on, e.g. a100-80gb or a card.toml."""
 
 
 @dataclass(frozen=True)
@@ -90,18 +91,18 @@ class CalibrateSamples(FittingCommand):
 
         samples, served = build.read(self.samples), read_served(self.served)
         joined_s = join_s(read_gaps(self.served))
-        folder = output.check_folder(Path(self.plots) if self.plots else output.check_file(path).parent)
+        folder = output.check_folder(Path(self.plots) if self.plots else path.parent)
         with Progress(build.parts(samples), "fits", self.json) as progress:
             done = count(1)
             name, step = self.name or path.stem, lambda: progress.update(next(done))
             calibration = build.calibrate(samples, name, step, served, joined_s)
         document = calibration.document()
         files = {path: build.as_bytes(calibration.profile), **_plots(calibration, folder, path.stem)}
-        return Fitted(files, document, _table(document))
+        return files, document, _table(document)
 
 
 @dataclass(frozen=True)
-class CalibrateBench(FittingCommand):
+class CalibrateBench(OtherEngine):
     """Correct a profile by benchmarks of your server (--from-bench)"""
 
     key = "from_bench"
@@ -113,8 +114,6 @@ class CalibrateBench(FittingCommand):
     pair: str | None = None
     """The models it served, as draft:target, or, with --from-bench, a target alone (or --model); default: the model
     that the results name."""
-    gpu: str | None = None
-    """The GPU it ran on, e.g. a100-80gb or a card.toml."""
     engine: ServingEngine | None = None
     """With --from-kernels: vllm, sglang or trtllm. With --from-bench: the engine whose profile is corrected (default:
     as in `pdvsim run`), and that of all commands with --machine."""
@@ -124,18 +123,16 @@ class CalibrateBench(FittingCommand):
     """Token budget of a step of the server."""
 
     def fitted(self, path: Path) -> Fitted:
-        from pdvsim.bench.output import check_file
         from pdvsim.cli.calibrate_bench import correction
 
         card = self.gpu or Hardware.gpu
         hardware = Hardware(card, tensor_parallel_size=self.tensor_parallel_size, engine=self.engine)
-        check_file(path)
         data, *shown = correction(self.from_bench, self.pair, hardware, self.max_num_batched_tokens, self.json)
-        return Fitted({path: data}, *shown, f"; every command takes it as --machine {path}")
+        return {path: data}, *shown
 
 
 @dataclass(frozen=True)
-class CalibrateKernels(FittingCommand):
+class CalibrateKernels(OtherEngine):
     """Pack tables of an engine's kernels (--from-kernels)"""
 
     key = "from_kernels"
@@ -143,20 +140,16 @@ class CalibrateKernels(FittingCommand):
     from_kernels: str | None = None
     """Instead of SAMPLES: folder `systems` of the package aiconfigurator-core, with kernels that were timed inside
     engines. Writes a file of tables, to be used as --profile."""
-    gpu: str | None = None
-    """The GPU it ran on."""
     engine: ServingEngine | None = None
     """The engine of the kernels: vllm, sglang or trtllm."""
 
     def fitted(self, path: Path) -> Fitted:
-        from pdvsim.bench.output import check_file
         from pdvsim.calibration.kernels import PARTS, as_bytes, left_out, pack
 
         if self.engine in (None, "pdvsim") or self.gpu is None:
             raise ValueError("--from-kernels needs --engine (vllm, sglang or trtllm) and --gpu")
         if not self.output.endswith(".npz"):
             raise ValueError(f"--output {self.output}: a file of kernel tables must end in .npz")
-        check_file(path)
         with Progress(PARTS, "tables", self.json) as progress:
             done = count(1)
             tables = pack(Path(str(self.from_kernels)), self.engine, gpu(self.gpu), lambda: progress.update(next(done)))
@@ -164,11 +157,11 @@ class CalibrateKernels(FittingCommand):
         rows = [[one.kernels, f"{one.points:,}", percent_cell(one.median), percent_cell(one.p95)] for one in errors]
         title = f"Errors at points left out; {self.engine} {tables.version} on {tables.about['system']}"
         document = {"about": tables.about, "left_out": list(map(asdict, errors))}
-        return Fitted({path: as_bytes(tables)}, document, f"{title}\n{grid(KERNEL_COLUMNS, rows)}")
+        return {path: as_bytes(tables)}, document, f"{title}\n{grid(KERNEL_COLUMNS, rows)}"
 
 
 @dataclass(frozen=True)
-class CalibrateEngine(FittingCommand):
+class CalibrateEngine(OtherEngine):
     """Fit whole steps of your engine, from its log (--from-vllm)"""
 
     key = "from_vllm"
@@ -179,19 +172,15 @@ class CalibrateEngine(FittingCommand):
     """Results of `vllm bench serve --save-result --save-detailed` on the same servers."""
     pair: str | None = None
     """The models it served, as draft:target."""
-    gpu: str | None = None
-    """The GPU it ran on."""
     name: str | None = None
     """Name of the GPU in the profile; default: the profile's file name."""
 
     def fitted(self, path: Path) -> Fitted:
-        from pdvsim.bench.output import check_file
         from pdvsim.calibration.fit.build import as_bytes
         from pdvsim.calibration.fit.engine import calibrate_engine, read_bench, read_logs
 
         if self.pair is None or self.gpu is None:
             raise ValueError("--from-vllm needs --pair (the models it served) and --gpu")
-        check_file(path)
         log, benches = read_logs(self.from_vllm), tuple(map(read_bench, self.bench))
         fit = calibrate_engine(log, benches, pair(self.pair), gpu(self.gpu), self.name or path.stem)
         rows = [[str(size), *_median_p95(error)] for size, error in fit.errors.items()]
@@ -201,7 +190,7 @@ class CalibrateEngine(FittingCommand):
             f"\nBetween steps: {cell(fit.host_s, 2, 1e3)} ms" + ("" if benches else " (no --bench: assumed 0)"),
         ]
         lines += [f"KV cache: --kv-capacity-tokens {log.cache_tokens}"] if log.cache_tokens else []
-        return Fitted({path: as_bytes(fit.profile)}, fit.document(), "\n".join(lines))
+        return {path: as_bytes(fit.profile)}, fit.document(), "\n".join(lines)
 
 
 @dataclass(frozen=True)

@@ -63,6 +63,7 @@ def correction(
         *notes,
         "\nError of the simulated benchmarks, without -> with the correction",
         grid(["", *COMPARED.values()], [[Path(row["bench"]).name, *map(_change(row), COMPARED)] for row in rows]),
+        "\nEvery command takes the file as --machine",
     ]
     content = (output.dumps(document) + "\n").encode()
     return content, document | {"results": rows, "notes": notes}, "\n".join(lines)

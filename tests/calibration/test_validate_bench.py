@@ -128,6 +128,7 @@ def test_a_profile_of_the_server_predicts_it_better(tmp_path: Path, capsys: pyte
         ({}, ["--pair", "llama-2-7b"], "name what drafted for llama-2-7b"),
         ({"itls": [[1e5]] * 40}, [], "itls of one request sum to 1e+05 s, in a benchmark of"),
         ({"output_lens": [1] * 40}, [], "itls has"),
+        ({"p90_tpot_ms": 1e22}, [], "p90_tpot_ms is 1e+22 ms, in a benchmark of"),
         ({}, ["--pair", "none-such:llama-2-7b"], "none-such"),
     ],
 )

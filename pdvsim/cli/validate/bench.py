@@ -102,40 +102,31 @@ def _both_predicted(
 ) -> list[str]:
     """Simulate both loads, and add predicted changes and the speed-up to the document; returns the blocks of text."""
     plain: Arch = "autoregressive" if server.arch == "colocated" else server.arch
-    archs = [server.arch if load.k or not cases[1][1].k else plain for _, load in cases]
+    drafting = cases[0][1].k == 0 < cases[1][1].k
+    archs = (plain if drafting else server.arch), server.arch
     found = [_predicted(server, arch, path, load) for arch, (path, load) in zip(archs, cases, strict=True)]
     both = [one["metrics"] for one, _, _ in found]
     for name, row in document["changes"].items():
         if all(name in metrics for metrics in both):
             row["predicted_change"] = both[1][name]["predicted"] / both[0][name]["predicted"] - 1
-    document["benches"] = [one for one, _, _ in found]
-    document["speed_up"] = gain = _gain(both, found[1][2], cases[0][1].traffic.request_rate)
-    blocks = [f"{path}\n{text}" for (path, _), (_, text, _) in zip(cases, found, strict=True)]
-    what, over = ("Drafting", "plain decoding") if cases[0][1].k == 0 < cases[1][1].k else ("The second", "the first")
-    verdict = "inside" if gain["inside"] else "outside"
-    return [
-        *blocks,
-        f"{what}, by {gain['metric']}: {gain['measured']:.2f} times {over} measured, {gain['predicted']:.2f} predicted "
-        f"({percent_cell(gain['error'], '+')}), {verdict} the error range of such ratios, "
-        f"{percent_cell(gain['range'])}",
-    ]
-
-
-def _gain(metrics: Sequence[Mapping[str, Any]], second: Experiment, request_rate: float) -> dict[str, Any]:
-    """What the second gains: tokens per second, or time per token where requests arrive at a rate."""
-    metric = "mean_tpot_ms" if math.isfinite(request_rate) else "output_throughput"
-    if any(metric not in rows for rows in metrics):
-        raise ValueError(f"both results need {metric}")
-    sign = -1 if metric == "mean_tpot_ms" else 1
-    measured, predicted = (
-        (metrics[1][metric][side] / metrics[0][metric][side]) ** sign for side in ("measured", "predicted")
-    )
-    error, limit = predicted / measured - 1, lead_error(second, metric)
+    timed = math.isfinite(cases[0][1].traffic.request_rate) and "mean_tpot_ms" in document["changes"]
+    metric, sign = ("mean_tpot_ms", -1) if timed else ("output_throughput", 1)
+    row = document["changes"][metric]
+    measured, predicted = ((1 + row[change]) ** sign for change in ("change", "predicted_change"))
+    error, limit = predicted / measured - 1, lead_error(found[1][2], metric)
     inside = abs(math.log1p(error)) <= math.log1p(limit)
-    return {
+    document["benches"] = [one for one, _, _ in found]
+    document["speed_up"] = {
         "metric": metric, "measured": measured, "predicted": predicted, "error": error, "range": limit,
         "inside": inside,
     }  # fmt: skip
+    what, over = ("Drafting", "plain decoding") if drafting else ("The second", "the first")
+    return [
+        *(f"{path}\n{text}" for (path, _), (_, text, _) in zip(cases, found, strict=True)),
+        f"{what}, by {metric}: {measured:.2f} times {over} measured, {predicted:.2f} predicted "
+        f"({percent_cell(error, '+')}), {'inside' if inside else 'outside'} the error range of such ratios, "
+        f"{percent_cell(limit)}",
+    ]
 
 
 def _predicted(
