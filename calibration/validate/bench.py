@@ -37,7 +37,7 @@ METRIC = re.compile(
     r"(?P<mark>mean|median|p(?P<percentile>\d+(\.\d+)?))_(?P<family>ttft|tpot|itl|e2el)_ms"
 )
 Floats = NDArray[np.float64]
-RESAMPLES = 400
+RESAMPLES = 200
 INTERVAL = (0.025, 0.975)
 LEAST_BEYOND = 5  # values above a percentile, for its interval
 MODEL_NAMES = ("model_id", "model")  # of vLLM and SGLang
@@ -259,7 +259,8 @@ def intervals(first: BenchedLoad, second: BenchedLoad) -> dict[str, tuple[float,
     if first.times is None or second.times is None:
         return {}
     rng, loads = np.random.default_rng(0), (first, second)
-    counts = [_resamples(rng, len(load.lengths)) for load in loads]
+    drawn = [rng.integers(len(load.lengths), size=(RESAMPLES, len(load.lengths))) for load in loads]
+    counts = [np.array([np.bincount(each, minlength=one.shape[1]) for each in one]) for one in drawn]
     if np.array_equal(first.lengths, second.lengths):
         counts[1] = counts[0]
     samples = [load.times.samples(load.lengths[:, 1]) for load in loads if load.times is not None]
@@ -270,7 +271,7 @@ def intervals(first: BenchedLoad, second: BenchedLoad) -> dict[str, tuple[float,
             continue
         share = 0.5 if metric["mark"] == "median" else float(metric["percentile"] or "nan") / 100
         fewest = min(len(of[metric["family"]][0]) for of in samples)
-        if not math.isnan(share) and fewest * (1 - share) < LEAST_BEYOND:
+        if fewest * (1 - share) < LEAST_BEYOND or not fewest:  # a mean has no share
             continue
         before, after = (_figures(*of[metric["family"]], each, share) for of, each in zip(samples, counts, strict=True))
         low, high = np.nanquantile(after / before - 1, INTERVAL)
@@ -278,23 +279,7 @@ def intervals(first: BenchedLoad, second: BenchedLoad) -> dict[str, tuple[float,
     return found
 
 
-def _resamples(rng: np.random.Generator, requests: int) -> NDArray[np.int64]:
-    """How often each request is drawn, in each resample."""
-    drawn = rng.integers(requests, size=(RESAMPLES, requests))
-    return np.array([np.bincount(each, minlength=requests) for each in drawn])
-
-
 def _figures(values: Floats, of: NDArray[np.int64], counts: NDArray[np.int64], share: float) -> Floats:
     """The figure of each resample: the quantile at `share`, or the mean where that is nan."""
-    order = np.argsort(values)
-    values, of = values[order], of[order]
-    if not values.size:
-        return np.full(len(counts), math.nan)
-    figures = []
-    for each in counts:
-        weights = each[of]
-        reached = np.cumsum(weights)
-        mean = float(weights @ values) / max(1, reached[-1])
-        at = min(int(np.searchsorted(reached, share * reached[-1])), len(values) - 1) if not math.isnan(share) else 0
-        figures.append(values[at] if not math.isnan(share) else mean)
-    return np.array(figures)
+    drawn = (np.repeat(values, each[of]) for each in counts)
+    return np.array([np.mean(each) if math.isnan(share) else np.quantile(each, share) for each in drawn])

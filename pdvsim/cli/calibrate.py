@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -154,9 +154,9 @@ class CalibrateKernels(OtherEngine):
             done = count(1)
             tables = pack(Path(str(self.from_kernels)), self.engine, gpu(self.gpu), lambda: progress.update(next(done)))
         errors = left_out(tables)
-        rows = [[one.kernels, f"{one.points:,}", percent_cell(one.median), percent_cell(one.p95)] for one in errors]
+        rows = [[one["kernels"], f"{one['points']:,}", *_median_p95(one)] for one in errors]
         title = f"Errors at points left out; {self.engine} {tables.version} on {tables.about['system']}"
-        document = {"about": tables.about, "left_out": list(map(asdict, errors))}
+        document = {"about": tables.about, "left_out": errors}
         return {path: as_bytes(tables)}, document, f"{title}\n{grid(KERNEL_COLUMNS, rows)}"
 
 
