@@ -61,9 +61,9 @@ def advise(
     prefix_repetition_prefix_len: int | None = ..., prefix_repetition_suffix_len: int | None = ...,
     prefix_repetition_num_prefixes: int | None = ..., prefix_repetition_output_len: int | None = ...,
 ) -> Advice:
-    """What to run for a load, with confidence; keywords are the flags of `pdvsim advise`. Prints as text.
+    """Recommend an architecture and settings for a load, with confidence and where the answer changes.
 
-    With `gpus` it also chooses how to use them.
+    Returns: an answer, which prints as text.
 
     Main options:
 
@@ -146,7 +146,9 @@ def capacity(
     prefix_repetition_prefix_len: int | None = ..., prefix_repetition_suffix_len: int | None = ...,
     prefix_repetition_num_prefixes: int | None = ..., prefix_repetition_output_len: int | None = ...,
 ) -> Capacities:
-    """The highest rate each architecture holds; keywords are the flags of `pdvsim capacity`. Prints as a table.
+    """Find the highest request rate each architecture holds within its service levels, with intervals over seeds.
+
+    Returns: an answer, which prints as text.
 
     Main options:
 
@@ -217,7 +219,9 @@ def draft_table(
     random_prefix_len: int | None = ..., prefix_repetition_prefix_len: int | None = ..., prefix_repetition_suffix_len:
     int | None = ..., prefix_repetition_num_prefixes: int | None = ..., prefix_repetition_output_len: int | None = ...,
 ) -> DraftTable:
-    """The best draft length by batch size; keywords are the flags of `pdvsim draft-table`. Prints as a table.
+    """Find the best draft length for each batch size by simulation, as a table for vLLM, SGLang or TensorRT-LLM.
+
+    Returns: an answer, which prints as text.
 
     Main options:
 
@@ -288,7 +292,9 @@ def run(
     ..., prefix_repetition_prefix_len: int | None = ..., prefix_repetition_suffix_len: int | None = ...,
     prefix_repetition_num_prefixes: int | None = ..., prefix_repetition_output_len: int | None = ...,
 ) -> Run:
-    """Simulate one experiment; keywords are the flags of `pdvsim run`. A ValueError names what is wrong.
+    """One run: an architecture, under a load, on a GPU.
+
+    Returns: the run, which prints as a table and has its records as frames.
 
     Main options:
 
@@ -368,10 +374,9 @@ def sweep(
     ..., prefix_repetition_prefix_len: int | None = ..., prefix_repetition_suffix_len: int | None = ...,
     prefix_repetition_num_prefixes: int | None = ..., prefix_repetition_output_len: int | None = ...,
 ) -> SweepPoints:
-    """Simulate architectures x loads x replications; keywords are the flags of `pdvsim sweep`. One row per run.
+    """Simulate loads x architectures x varied flags x replications on all cores; print tables, save rows and a plot.
 
-    The frame prints as a summary and has `plot()`. `vary` is a dictionary: vary={"num_speculative_tokens": [2, 4]}.
-    Nothing is written.
+    Returns: the points as a frame that prints as a summary and has `plot()`, one row per run. Nothing is written.
 
     Main options:
 
@@ -409,7 +414,9 @@ def traffic(
     file: str | PathLike[str], *, dataset_name: Literal['custom', 'azure', 'burstgpt', 'mooncake'] | None = ...,
     columns: str | PathLike[str] | Sequence[str | PathLike[str]] = ..., tokenizer: str | PathLike[str] | None = ...,
 ) -> TraceAccount:
-    """Summarise a trace; keywords are the flags of `pdvsim traffic`. Prints as text and has `plot()`.
+    """Summarise and plot a trace: rates over time, burstiness, lengths, acceptance and sessions.
+
+    Returns: the trace and its statistics, which print as text and have `plot()`.
 
     Main options:
     """
@@ -449,9 +456,9 @@ def validate(
     = ..., speculation: Literal['all', 'vllm', 'sglang', 'trtllm'] | None = ..., own_policies: bool = ..., ablations:
     bool = ..., model: str | PathLike[str] | None = ...,
 ) -> Compared:
-    """Compare measurements with predictions; keywords are the flags of `pdvsim validate`. Prints as tables.
+    """Compare measurements with simulations; nothing is served or written.
 
-    `validate(bench="bench.json", model="llama-3.1-8b", gpu="h100")` compares a result of `vllm bench serve`.
+    Returns: measurements and what is predicted for them. Prints as tables.
 
     Main options:
 
@@ -520,7 +527,9 @@ def winner_map(
     prefix_repetition_prefix_len: int | None = ..., prefix_repetition_suffix_len: int | None = ...,
     prefix_repetition_num_prefixes: int | None = ..., prefix_repetition_output_len: int | None = ...,
 ) -> WinnerMap:
-    """The best architecture over two axes; keywords are the flags of `pdvsim map`. Prints as a table.
+    """Map the best architecture over load and acceptance, model size or GPU.
+
+    Returns: an answer, which prints as text.
 
     Main options:
 

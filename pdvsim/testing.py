@@ -74,9 +74,9 @@ def check_policy(policy: type[Policy] | str, *, real: bool | None = None) -> Non
 
 def checked(experiment: Experiment) -> Result:
     """Simulate an experiment; an AssertionError if its counts or streams are wrong."""
-    asked = make_requests(experiment.traffic, experiment.acceptance)
+    requests = make_requests(experiment.traffic, experiment.acceptance)
     result = simulate(experiment)
-    check_counts(result, [request.output_tokens for request in asked], [request.arrival_s for request in asked])
+    check_counts(result, [request.output_tokens for request in requests], [request.arrival_s for request in requests])
     check_streams(result)
     return result
 
@@ -173,10 +173,10 @@ def _check_in_real_time(arch: str) -> None:
     small = Server(num_speculative_tokens=3, max_num_seqs=4, max_num_batched_tokens=32)
     for load in (traffic, replace(traffic, request_rate=200.0), replace(traffic, max_concurrency=2)):
         experiment = applicable(Experiment(arch, load, server=small))
-        asked = make_requests(load, experiment.acceptance)
+        requests = make_requests(load, experiment.acceptance)
         real = serve(experiment, Machine(device="cpu", tiny=True))
-        got = np.bincount(real.deliveries["request"], real.deliveries["tokens"], len(asked))
-        _law(got.tolist() == [r.output_tokens for r in asked], "a request gets exactly its output tokens")
+        got = np.bincount(real.deliveries["request"], real.deliveries["tokens"], len(requests))
+        _law(got.tolist() == [r.output_tokens for r in requests], "a request gets exactly its output tokens")
         _law(
             np.all(real.requests["finish_s"] >= real.requests["first_token_s"]), "the last token comes after the first"
         )

@@ -8,11 +8,11 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
-from pdvsim.profiler.parts import SCHEMA
 from pdvsim.sim.models.specs import HeadSpec, ModelSpec
 from pdvsim.sim.reading import error_text, printable, quoted, read_json
 
 HEADER = "header.json"
+SCHEMA = 2
 
 
 class _Strict(BaseModel):
@@ -88,6 +88,11 @@ def load_header(folder: str | Path) -> SamplesHeader:
         data = read_json(path)
     except (OSError, ValueError) as error:
         raise refusal(path, "header", error_text(error)) from None
+    return header_of(data, path)
+
+
+def header_of(data: Any, path: Path) -> SamplesHeader:
+    """The header in a JSON document, checked; refusals name the file."""
     version = data.get("schema_version") if isinstance(data, dict) else None
     if version != SCHEMA:
         raise refusal(path, "schema_version", f"is {quoted(version)}, this version reads {SCHEMA}")

@@ -10,14 +10,15 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from time import perf_counter, sleep
+from typing import Any
 
 import torch
 
 from pdvsim.profiler.grid import GridPoint, labelled
-from pdvsim.profiler.parts import Part
 from pdvsim.profiler.rig import Drawn, Launcher, Rig, free, settle
+from pdvsim.profiler.samples import Part
 from pdvsim.realrun.engine.graphs import Ticket
-from pdvsim.realrun.telemetry import nvml_of
+from pdvsim.realrun.telemetry import reader_of
 
 REST_S = 0.15
 RUN_S = 0.6  # well past the time a clock takes to settle
@@ -58,11 +59,11 @@ def heat(rig: Rig, part: Part, todo: Mapping[int, Sequence[GridPoint]]) -> None:
             for member, (point, rows) in enumerate(zip(points, heated(rig, points, read), strict=True)):
                 for repeat, (ticket, data, (mhz, watts), since_s) in enumerate(rows):
                     part.measured(
-                        "heat", rig.arch.spec.name, point, ticket.shape, context_total=data.context_total,
+                        "heat", part.header["name"], point, ticket.shape, context_total=data.context_total,
                         longest=data.longest, group=group, member=member, members=len(points), repeat=repeat,
                         seconds=seconds_of(ticket), start_s=since_s, sm_mhz=mhz, power_w=watts,
                     )  # fmt: skip
-        free(rig.lane)
+            free(rig.lane(points[0]))
 
 
 def heated(rig: Rig, points: Sequence[GridPoint], read: Callable[[], CardReading]) -> list[list[Heated]]:
@@ -84,7 +85,7 @@ def heated(rig: Rig, points: Sequence[GridPoint], read: Callable[[], CardReading
                 waiting.append(ticket)
                 if len(waiting) > QUEUED_LAUNCHES:
                     waiting.popleft().collect()
-    settle(rig.lane)
+    settle(launchers[0].lane)
     return launches
 
 
@@ -92,7 +93,7 @@ def _ready(rig: Rig, point: GridPoint) -> Launcher:
     """A launcher whose graph is there. Points in turn use the same slots, whose pages suit the longest."""
     launch = rig.launcher(point)
     launch()
-    settle(rig.lane)
+    settle(launch.lane)
     return launch
 
 
@@ -109,17 +110,9 @@ def seconds_of(ticket: Ticket) -> float:
 
 def card_reader(device: torch.device) -> Callable[[], CardReading]:
     """Return a function that reads the card's clock and power; nan where they cannot be read."""
-    nothing = float("nan"), float("nan")
-    if device.type != "cuda":
-        return lambda: nothing
-    try:
-        nvml, handle = nvml_of(device)
+    return reader_of(device, _clock_and_power) or (lambda: (float("nan"), float("nan")))
 
-        def read() -> CardReading:
-            [power] = nvml.nvmlDeviceGetFieldValues(handle, [nvml.NVML_FI_DEV_POWER_INSTANT])
-            return float(nvml.nvmlDeviceGetClockInfo(handle, nvml.NVML_CLOCK_SM)), power.value.uiVal / 1000
 
-        read()
-    except Exception:  # not installed, or a driver that refuses: times alone are still useful
-        return lambda: nothing
-    return read
+def _clock_and_power(nvml: Any, card: Any) -> CardReading:
+    [power] = nvml.nvmlDeviceGetFieldValues(card, [nvml.NVML_FI_DEV_POWER_INSTANT])
+    return float(nvml.nvmlDeviceGetClockInfo(card, nvml.NVML_CLOCK_SM)), power.value.uiVal / 1000

@@ -20,7 +20,7 @@ from time import monotonic, perf_counter, sleep
 import torch
 
 from pdvsim.realrun.engine.arch import ModelArchitecture
-from pdvsim.realrun.engine.batch import Gate, Residual
+from pdvsim.realrun.engine.batch import Residual
 from pdvsim.realrun.engine.buckets import CHUNK_BUCKETS, ROW_BUCKETS, SMALL_TOKENS
 from pdvsim.realrun.engine.model import Transformer
 from pdvsim.sim.models.specs import HeadSpec
@@ -83,12 +83,10 @@ class Stack:
 
     def run(self, x: torch.Tensor, attended: torch.Tensor) -> None:
         """The layers once."""
-        ops, eps, arch = self.model.ops, self.model.arch.norm_eps, self.model.arch
-        stream, gate = Residual(x, None), Gate(arch.activation, arch.gate_block)
+        ops, stream = self.model.ops, Residual(x, None)
         for w in self.model.weights.layers:
-            ops.normed(stream, w.qkv, eps, bias=w.qkv_bias)
-            stream = ops.added(attended, w.output, stream)
-            stream = ops.added(ops.normed(stream, w.gate_up, eps, gate=gate), w.down, stream)
+            ops.normed(stream, w.qkv, self.model.arch.norm_eps, bias=w.qkv_bias)
+            stream = self.model.mlp(ops.added(attended, w.output, stream), w)
 
 
 def _replayed_s(graph: torch.cuda.CUDAGraph, count: int) -> float:

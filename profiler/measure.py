@@ -1,7 +1,6 @@
 """Measure models, pairs and the host's costs on this machine's GPU, for `pdvsim profile`.
 
-Each model and each pair is a part in the output folder. A second run into the same folder continues where the first
-stopped.
+Each model and each pair is a part of the samples. A second run into the same folder continues where the first stopped.
 """
 
 from __future__ import annotations
@@ -17,19 +16,19 @@ from typing import Any
 import torch
 
 from pdvsim.profiler import provenance
-from pdvsim.profiler.corun import Duo
+from pdvsim.profiler.corun import measure_pair
 from pdvsim.profiler.grid import SMALL_PARAMS, GridPoint, design, ordered
+from pdvsim.profiler.header import SCHEMA
 from pdvsim.profiler.heat import groups, heat
 from pdvsim.profiler.layers import measure_layers
 from pdvsim.profiler.options import Options
-from pdvsim.profiler.parts import POINT, SCHEMA, Part, part_file
 from pdvsim.profiler.precompile import precompile
 from pdvsim.profiler.rig import QUICK, Effort, Rig, free
+from pdvsim.profiler.samples import POINT, Part, Recorder
 from pdvsim.realrun.engine.arch import ModelArchitecture
 from pdvsim.realrun.telemetry import now
 from pdvsim.sim.models.presets import HEADS
 
-SAVE_EVERY_S = 8.0
 CONSECUTIVE_FAILURES = 3  # a broken device fails every point; stop asking
 
 Say = Callable[[str], None]
@@ -44,6 +43,7 @@ class Profiler:
     ) -> None:
         self.options, self.lookup, self.say, self.step = options, lookup, say, step
         self.device = torch.device(options.device)
+        self.recorder = Recorder(Path(options.output))
         self.dealt = 0
 
     def run(self) -> list[str]:
@@ -81,22 +81,22 @@ class Profiler:
     def model(self, name: str) -> None:
         """Solo forwards of one model."""
         begin, options, arch = monotonic(), self.options, self.lookup(name)
-        part = Part.resume(Path(options.output) / part_file(name), self.header(name, [arch]))
-        points, done = self.points(arch), part.done()
+        part = self.recorder.part(self.header(name, [arch]))
+        points, done = self.points(arch), part.done("solo", *POINT)
         todo = [p for p in points if tuple(getattr(p, field) for field in POINT) not in done]
         self.dealt += len(points) - len(todo)
         unheated: dict[int, list[GridPoint]] = {}
         if not options.quick:
             self._layers(part, arch)
             if self.device.type == "cuda":
-                heated = {row["group"] for row in part.rows if row["section"] == "heat"}
-                unheated = {n: group for n, group in enumerate(groups(self._small(arch))) if n not in heated}
+                heated = part.done("heat", "group")
+                unheated = {n: group for n, group in enumerate(groups(self._small(arch))) if (n,) not in heated}
         if not todo and not unheated:
             return
-        rig = Rig(arch, self.device, options.seed)
-        part.header["before"] = part.header.get("before") or self._reading(rig)
+        rig = Rig([arch], self.device, options.seed)
+        part.header["before"] = part.header.get("before") or self._reading(rig, arch)
         effort = QUICK if options.quick else Effort()
-        failures, saved = 0, monotonic()
+        failures = 0
         try:
             for point in todo:
                 reason = self._refusal(rig, point, monotonic() - begin, failures)
@@ -114,23 +114,24 @@ class Profiler:
                 if reason is not None:
                     part.leave_out(point.label(), reason)
                 self._dealt_one()
-                if monotonic() - saved > SAVE_EVERY_S:
-                    part.save()
-                    saved = monotonic()
+                self.recorder.keep()
             heat(rig, part, unheated)
-            part.header["after"] = self._reading(rig)
+            part.header["after"] = self._reading(rig, arch)
         finally:
             part.header["seconds"] += monotonic() - begin
-            part.save()
+            self.recorder.save()
 
     def pair(self, pair: str) -> None:
         """Co-runs and host costs of one pair."""
         begin, options = monotonic(), self.options
-        draft, target = (self.lookup(name) for name in pair.split(":"))
-        part = Part.resume(Path(options.output) / part_file(pair), self.header(pair, [draft, target]))
-        Duo(pair, draft, target, self.device, options.seed, options.quick).run(part, options.pair_budget_s)
-        part.header["seconds"] += monotonic() - begin
-        part.save()
+        archs = [self.lookup(name) for name in pair.split(":")]
+        part = self.recorder.part(self.header(pair, archs))
+        try:
+            rig = Rig(archs, self.device, options.seed)
+            measure_pair(rig, part, options.quick, options.pair_budget_s, self.recorder.keep)
+        finally:
+            part.header["seconds"] += monotonic() - begin
+            self.recorder.save()
         self._dealt_one()
 
     def _dealt_one(self) -> None:
@@ -174,26 +175,26 @@ class Profiler:
 
     def _layers(self, part: Part, arch: ModelArchitecture) -> None:
         name = arch.spec.name
-        known = {row["chunk_tokens"] for row in part.rows if row["section"] == "layers"}
+        known = {tokens for (tokens,) in part.done("layers", "chunk_tokens")}
 
         def add(tokens: int, repeat: int, seconds: float) -> None:
             padded = {"chunk_tokens": tokens, "bucket_chunk": tokens, "chunks": 1}
             part.add(section="layers", model=name, kind="prefill", repeat=repeat, seconds=seconds, **padded)
 
         if measure_layers(arch, self.device, self.options.seed, known, self.options.budget_s, add):
-            part.save()
+            self.recorder.save()
 
-    def _reading(self, rig: Rig) -> dict[str, Any] | None:
+    def _reading(self, rig: Rig, arch: ModelArchitecture) -> dict[str, Any] | None:
         """Clocks and power while the model runs; throttling is reported immediately."""
         if self.device.type != "cuda":
             return None
-        point = next(p for p in self.points(rig.arch) if p.kind == "verify")
+        point = next(p for p in self.points(arch) if p.kind == "verify")
         launch = rig.launcher(point)
         launch()
         reading = provenance.reading(self.device, launch)
         free(launch.lane)
         if reading and reading["throttled"]:
-            self.say(f"{rig.arch.spec.name}: the GPU is throttled: {', '.join(reading['throttled'])}")
+            self.say(f"{arch.spec.name}: the GPU is throttled: {', '.join(reading['throttled'])}")
         return reading
 
     def _release(self) -> None:

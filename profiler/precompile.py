@@ -9,8 +9,8 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import replace
 from time import monotonic
 
@@ -36,32 +36,18 @@ def precompile(options: Options) -> None:
     in_pairs = dict.fromkeys(name for pair in options.pairs for name in pair.split(":"))
     tasks = [(name, share) for name in options.models for share in shares(whole, WORKERS_PER_MODEL)]
     tasks += [(name, core) for name in in_pairs if name not in options.models]
-    compile_ahead(tasks, options.jobs, LIMIT_S)
+    until_s = monotonic() + LIMIT_S
+    with ThreadPoolExecutor(options.jobs) as pool:
+        list(pool.map(lambda task: _compile(*task, until_s), tasks))
 
 
-def compile_ahead(tasks: Sequence[tuple[str, list[GridPoint]]], jobs: int, limit_s: float) -> list[str]:
-    """Compile for points of models, `jobs` of the tasks at a time, and end what is not finished in time.
-
-    Returns the reasons of failures.
-    """
-    until_s = monotonic() + limit_s
-    with ThreadPoolExecutor(jobs) as pool:
-        return [reason for reason in pool.map(lambda task: _compile(task[0], task[1], until_s), tasks) if reason]
-
-
-def _compile(name: str, points: list[GridPoint], until_s: float) -> str:
-    """One worker process; returns why it failed, or nothing."""
-    left_s = until_s - monotonic()
-    if left_s <= 0:
-        return f"{name}: not started in time"
+def _compile(name: str, points: list[GridPoint], until_s: float) -> None:
+    """Compile in a process of its own, which is ended when the time is up."""
     command = [sys.executable, "-P", "-m", "pdvsim.profiler.precompile", name]
     given = json.dumps([p.as_dict() for p in points]).encode()
-    try:
-        worker = subprocess.run(command, input=given, capture_output=True, timeout=left_s, check=False)
-    except subprocess.TimeoutExpired:
-        return f"{name}: not finished in time"
-    lines = worker.stderr.decode(errors="replace").strip().splitlines()
-    return f"{name}: {lines[-1] if lines else 'no reason given'}" if worker.returncode else ""
+    if (left_s := until_s - monotonic()) > 0:
+        with suppress(subprocess.TimeoutExpired):
+            subprocess.run(command, input=given, capture_output=True, timeout=left_s, check=False)
 
 
 def main() -> int:
@@ -74,7 +60,7 @@ def main() -> int:
     arch = preset(sys.argv[1])
     points = [GridPoint(**entry) for entry in json.load(sys.stdin)]
     shallow = replace(arch, spec=replace(arch.spec, layers=1))
-    rig = Rig(shallow, torch.device("cuda"), 0, pages_of=arch.spec)
+    rig = Rig([shallow], torch.device("cuda"), 0, pages_of=arch.spec)
     for point in points:
         if rig.fits(point):
             launch = rig.launcher(point)

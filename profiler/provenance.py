@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from pdvsim.common.version import __version__
-from pdvsim.realrun.telemetry import device_name, nvml_of
+from pdvsim.realrun.telemetry import device_name, reader_of
 
 # NVML's bits for clocks held down against the card's will; idling and application clocks are none of them
 THROTTLE_BITS = {
@@ -88,8 +88,6 @@ def _gpu_seconds(run: Callable[[], object]) -> float:
 
 def reading(device: torch.device, load: Callable[[], object]) -> dict[str, Any] | None:
     """Clocks, power, temperature and throttling while `load` runs again and again; None where they cannot be read."""
-    if device.type != "cuda":
-        return None
     with ThreadPoolExecutor(1) as pool:
         answer = pool.submit(read_card, device)
         while not answer.done():
@@ -101,16 +99,17 @@ def reading(device: torch.device, load: Callable[[], object]) -> dict[str, Any] 
 
 def read_card(device: torch.device) -> dict[str, Any]:
     """One reading; empty if NVML cannot be asked."""
-    try:
-        nvml, handle = nvml_of(device)
-        reasons, driver = nvml.nvmlDeviceGetCurrentClocksThrottleReasons(handle), nvml.nvmlSystemGetDriverVersion()
-        return {
-            "sm_mhz": nvml.nvmlDeviceGetClockInfo(handle, nvml.NVML_CLOCK_SM),
-            "memory_mhz": nvml.nvmlDeviceGetClockInfo(handle, nvml.NVML_CLOCK_MEM),
-            "power_w": nvml.nvmlDeviceGetPowerUsage(handle) / 1000,
-            "temperature_c": nvml.nvmlDeviceGetTemperature(handle, nvml.NVML_TEMPERATURE_GPU),
-            "throttled": [name for bit, name in THROTTLE_BITS.items() if reasons & bit],
-            "driver": driver if isinstance(driver, str) else driver.decode(),
-        }
-    except Exception:  # not installed, or a driver that refuses: times alone are still useful
-        return {}
+    read = reader_of(device, _state)
+    return {} if read is None else read()
+
+
+def _state(nvml: Any, card: Any) -> dict[str, Any]:
+    reasons = nvml.nvmlDeviceGetCurrentClocksThrottleReasons(card)
+    return {
+        "sm_mhz": nvml.nvmlDeviceGetClockInfo(card, nvml.NVML_CLOCK_SM),
+        "memory_mhz": nvml.nvmlDeviceGetClockInfo(card, nvml.NVML_CLOCK_MEM),
+        "power_w": nvml.nvmlDeviceGetPowerUsage(card) / 1000,
+        "temperature_c": nvml.nvmlDeviceGetTemperature(card, nvml.NVML_TEMPERATURE_GPU),
+        "throttled": [name for bit, name in THROTTLE_BITS.items() if reasons & bit],
+        "driver": nvml.nvmlSystemGetDriverVersion(),
+    }

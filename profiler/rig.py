@@ -1,6 +1,6 @@
 # mypy: disable-error-code="no-untyped-call"
 # (torch leaves streams untyped.)
-"""One model ready to be measured: random weights, random caches, and a launch for every point of the grid.
+"""Models ready to be measured: random weights, random caches, and a launch for every point of the grid.
 
 Every point redistributes the cache's pages to as many slots of its length as they make, so that many short rows and few
 long ones both fit. Rows are redrawn from all slots at every launch: successive launches read other cache lines.
@@ -9,6 +9,7 @@ long ones both fit. Rows are redrawn from all slots at every launch: successive 
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass
 from time import perf_counter, sleep
 
@@ -16,7 +17,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from pdvsim.profiler.grid import LONG_CONTEXT, LONGEST_UNEVEN_CONTEXT, SIGMAS, SPREAD, GridPoint
+from pdvsim.profiler.grid import KINDS, LONG_CONTEXT, LONGEST_UNEVEN_CONTEXT, SIGMAS, SPREAD, GridPoint
 from pdvsim.realrun.engine.arch import ModelArchitecture
 from pdvsim.realrun.engine.buckets import CHUNK_BUCKETS
 from pdvsim.realrun.engine.cache import HEADROOM, PAGE, SCRATCH_PAGES, Sequences
@@ -24,9 +25,14 @@ from pdvsim.realrun.engine.engine import Engine, ForwardShape, LaunchShape
 from pdvsim.realrun.engine.graphs import GraphLane, PromptChunk, Ticket
 from pdvsim.realrun.engine.head import Head, states_width
 from pdvsim.realrun.engine.model import Transformer
+from pdvsim.realrun.memory import copied_bytes
+from pdvsim.sim.machine.kv import capacity_tokens
 from pdvsim.sim.models.specs import HeadSpec, ModelSpec
 
 MAX_SLOTS = 264
+PLACE = {"draft": 0, "verify": 1, "decode": 1, "mixed": 1, "prefill": 2, "read": 2}  # whose slots a kind of a pair has
+MAX_ROWS, PROMPT_SLOTS = 64, 8  # of a kind of a pair
+DRAFTER_KINDS = ("draft", "read")
 CARD_MEMORY_SHARE = 0.92
 RESERVE_BYTES = 6e9  # activations, logits and graphs
 ANCHOR = ForwardShape(1, 1)  # a graph every lane keeps: a graph pool that was empty once cannot be captured into again
@@ -73,10 +79,9 @@ class Drawn:
 Sample = tuple[float, Drawn]  # seconds on the device, and what was launched
 
 
-def pages_that_fit(spec: ModelSpec, memory_bytes: float) -> int:
+def pages_that_fit(specs: Sequence[ModelSpec], memory_bytes: float) -> int:
     """Pages of KV cache that fit next to the weights."""
-    for_cache = memory_bytes - spec.weight_bytes - (spec.head_params * spec.dtype_bytes if spec.tied_embeddings else 0)
-    return max(0, min(MAX_SLOTS * CAPACITY // PAGE + SCRATCH_PAGES, int(for_cache // (spec.kv_bytes_per_token * PAGE))))
+    return min(MAX_SLOTS * CAPACITY, capacity_tokens(memory_bytes - copied_bytes(specs), specs)) // PAGE
 
 
 def usable_bytes(device: torch.device) -> float:
@@ -87,47 +92,71 @@ def usable_bytes(device: torch.device) -> float:
 
 
 class Rig:
-    """A model, and the lane it is launched on; each point has as many slots of its own length as there are pages."""
+    """One model on one lane; or a draft and a target model over shared sequences.
+
+    Of the two each kind of launch has its own lane, slots and third of the pages, so that they run concurrently. A
+    point has as many slots of its length as there are pages.
+    """
 
     def __init__(
-        self, arch: ModelArchitecture, device: torch.device, seed: int, pages_of: ModelSpec | None = None
+        self, archs: Sequence[ModelArchitecture], device: torch.device, seed: int, pages_of: ModelSpec | None = None
     ) -> None:
-        self.arch, self.device = arch, device
+        self.device, self.alone = device, len(archs) == 1
         self.rng = np.random.default_rng(seed)
         dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
-        pages = pages_that_fit(pages_of or arch.spec, usable_bytes(device))
-        head = isinstance(arch.spec, HeadSpec)
-        model = (Head if head else Transformer).random(arch, CAPACITY, device, dtype, seed)
-        if device.type == "cuda":
-            torch.cuda.empty_cache()  # scratch of making the weights
-        sequences = Sequences(MAX_SLOTS, CAPACITY, device, max(pages, SCRATCH_PAGES))
-        sequences.tokens.random_(0, arch.spec.vocab)
-        if head:
-            sequences.keep_states(states_width(arch), CHUNK_BUCKETS[-1], dtype)
-            for states in (sequences.states, sequences.chunk_states):
-                assert states is not None
-                states.normal_()
-        engine = Engine(model, sequences)
-        engine.cache.randomize(seed)
-        self.lane = GraphLane(engine)
-        self.lane.timing = self.lane.gpu
-        self.lane.prepare([ANCHOR])
+        specs = [arch.spec for arch in archs]
+        pages = pages_that_fit([pages_of] if pages_of else specs, usable_bytes(device))
+        self.sequences = sequences = Sequences(MAX_SLOTS, CAPACITY, device, SCRATCH_PAGES + pages)
+        sequences.tokens.random_(0, min(spec.vocab for spec in specs))
+        self.engines: dict[str, Engine] = {}  # by kind of launch
+        for arch in archs:
+            head = isinstance(arch.spec, HeadSpec)
+            model = (Head if head else Transformer).random(arch, CAPACITY, device, dtype, seed)
+            if device.type == "cuda":
+                torch.cuda.empty_cache()  # scratch of making the weights
+            if head:
+                sequences.keep_states(states_width(arch), CHUNK_BUCKETS[-1], dtype)
+                for states in (sequences.states, sequences.chunk_states):
+                    assert states is not None
+                    states.normal_()
+            engine = Engine(model, sequences)
+            engine.cache.randomize(seed)
+            taken = DRAFTER_KINDS if arch is not archs[-1] else [kind for kind in KINDS if kind not in self.engines]
+            self.engines |= dict.fromkeys(taken, engine)
+        self.lanes: dict[tuple[str, int], GraphLane] = {}
 
-    def slots(self, point: GridPoint) -> int:
-        """Slots of the point's length that there are pages for."""
-        return min(MAX_SLOTS, (self.lane.engine.sequences.pool - SCRATCH_PAGES) // pages_a_slot(point))
+    def room(self, point: GridPoint) -> tuple[range, range]:
+        """Return slots of the point's length, as many as it has pages for, and these pages."""
+        sequences, place = self.sequences, PLACE[point.kind]
+        pages, first, most = range(SCRATCH_PAGES, sequences.pool), 0, MAX_SLOTS
+        if not self.alone:
+            third = len(pages) // 3
+            pages = pages[third * place : third * (place + 1)]
+            first, most = MAX_ROWS * place, PROMPT_SLOTS if place == PLACE["prefill"] else MAX_ROWS
+        return range(first, first + min(most, len(pages) // pages_a_slot(point))), pages
 
     def fits(self, point: GridPoint) -> bool:
         """Return whether memory holds the point."""
-        return point.slots <= self.slots(point)
+        return point.slots <= len(self.room(point)[0])
 
-    def launcher(self, point: GridPoint) -> Launcher:
+    def launcher(self, point: GridPoint, priority: int = 0) -> Launcher:
         """A function that launches a point, on other slots each time, with pages scattered as after long service."""
         if not self.fits(point):
             raise ValueError(f"{point.label()} does not fit into memory")
-        slots = range(self.slots(point))
-        self.lane.engine.sequences.deal(slots, pages_a_slot(point), self.rng)
-        return Launcher(self.lane, point, self.rng, slots)
+        slots, pages = self.room(point)
+        lane = self.lane(point, priority)
+        self.sequences.deal(slots, pages_a_slot(point), self.rng, pages)
+        return Launcher(lane, point, self.rng, slots)
+
+    def lane(self, point: GridPoint, priority: int = 0) -> GraphLane:
+        """The lane of a point's kind and priority."""
+        key = "" if self.alone else point.kind, priority
+        if key not in self.lanes:
+            self.lanes[key] = lane = GraphLane(self.engines[point.kind], priority)
+            lane.timing = lane.gpu
+            if self.alone:
+                lane.prepare([ANCHOR])
+        return self.lanes[key]
 
     def measure(self, point: GridPoint, effort: Effort) -> tuple[list[Sample], LaunchShape]:
         """Samples of one point and the shape it was padded to; its graph is freed afterwards."""

@@ -1,49 +1,203 @@
 """Measured samples as files: `samples.parquet`, one row per sample, and `header.json`, their provenance.
 
-`load` checks both and refuses, in one line naming file and field, what no GPU can have produced. Columns are described
-in `parts.COLUMNS`. `merge` makes them of the parts of one or more runs, `split` makes parts of them again.
+`Recorder` writes them while they are measured, whole at any time, and continues those that a folder has. `load` checks
+them and refuses, in one line naming file and field, what no GPU can have produced.
 """
 
 from __future__ import annotations
 
-import io
 import json
-from collections.abc import Iterable
+from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import get_args
+from time import monotonic
+from typing import Any, get_args
 
 import numpy as np
 import pandas as pd
+import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from pdvsim.common.files import write_all
-from pdvsim.profiler.grid import KINDS, Unevenness
-from pdvsim.profiler.header import HEADER, SamplesHeader, load_header, refusal
-from pdvsim.profiler.parts import (
-    ARROW,
-    NUMBERS,
-    POINT,
-    SCHEMA,
-    SECTIONS,
-    WHATS,
-    Part,
-    ground,
-    part_file,
-    read,
-    table_of,
-)
-from pdvsim.sim.reading import error_text, read_table
+from pdvsim.profiler.grid import KINDS, GridPoint, Unevenness
+from pdvsim.profiler.header import HEADER, SCHEMA, SamplesHeader, header_of, load_header, refusal
+from pdvsim.realrun.engine.engine import LaunchShape
+from pdvsim.sim.reading import error_text, parse_json, read_table
 
-__all__ = ["HEADER", "SAMPLES", "Samples", "SamplesHeader", "check", "load", "load_header", "merge", "split"]
+__all__ = ["HEADER", "SAMPLES", "Samples", "SamplesHeader", "load", "load_header"]
 
 SAMPLES = "samples.parquet"
+SAVE_EVERY_S = 8.0
+SECTIONS = ("solo", "heat", "corun", "host", "layers")
+WHATS = ("gpu", "launch_idle", "launch_busy", "poll", "outcome", "turnaround", "handoff")
 LONGEST_LAUNCH_S = 60.0
 FASTEST, SLOWEST = 0.4, 200.0  # a median launch, against the least the card's ceilings allow
 HOST_SLOWEST_S = 0.02
+# name, dtype, value where it does not apply
+COLUMNS: tuple[tuple[str, str, Any], ...] = (
+    # solo: one launch alone, on a cool card; heat: again and again, with readings of the card; corun:
+    # co-running launches; host: what the host spends; layers: a model's without attention, over `chunk_tokens`
+    ("section", "U8", ""),
+    ("model", "U40", ""),
+    ("pair", "U80", ""),  # draft:target, of corun and host
+    ("kind", "U8", ""),
+    ("what", "U12", "gpu"),  # gpu: on the device; the others are host seconds
+    ("rows", "i2", 0),
+    ("bucket_rows", "i2", 0),  # rows after padding
+    ("tokens", "i2", 0),  # new tokens per row in the first forward
+    ("steps", "i2", 1),
+    ("catch_up", "?", False),
+    ("context", "i4", 0),  # cached tokens per row, nominal
+    ("context_total", "i4", 0),  # cached tokens over all rows before the first forward
+    ("chunk_tokens", "i4", 0),  # prompt tokens over all chunks
+    ("bucket_chunk", "i4", 0),
+    ("chunk_start", "i4", 0),
+    ("chunks", "i2", 0),
+    ("emits", "?", False),
+    ("lengths", "U8", "even"),  # how the rows' contexts lie about their mean
+    ("longest", "i4", 0),  # of the rows' contexts
+    ("group", "i2", -1),  # launches measured together, numbered within a pair
+    ("member", "i2", -1),
+    ("members", "i2", 1),  # how many ran concurrently; 1 in a corun section is a member alone on the same lane
+    ("priority", "i2", 0),  # of the stream; higher goes first
+    ("repeat", "i2", 0),
+    ("seconds", "f4", float("nan")),
+    ("start_s", "f4", float("nan")),  # corun: since the common start; heat: since the first launch
+    ("end_s", "f4", float("nan")),
+    ("sm_mhz", "f4", float("nan")),
+    ("power_w", "f4", float("nan")),
+)
+POINT = (
+    "kind", "rows", "tokens", "steps", "catch_up", "context", "chunk_tokens", "chunk_start", "chunks", "emits",
+    "lengths",
+)  # fmt: skip
+TYPES = {"i2": pa.int16(), "i4": pa.int32(), "f4": pa.float32(), "?": pa.bool_()}
+ARROW = {name: TYPES.get(dtype, pa.dictionary(pa.int32(), pa.string())) for name, dtype, _ in COLUMNS}
+NUMBERS = {name: dtype for name, dtype, _ in COLUMNS if dtype in TYPES}
+_DEFAULTS = {name: default for name, _, default in COLUMNS}
 WHOLE = tuple(name for name, dtype in NUMBERS.items() if dtype[0] == "i")
 _FLOATS = [name for name, dtype in NUMBERS.items() if dtype[0] == "f"]
 _SOMETIMES = ("start_s", "end_s", "sm_mhz", "power_w")  # empty where they do not apply
+
+
+class Part:
+    """The samples of one model or pair so far, and the header that says how they are measured."""
+
+    def __init__(self, header: dict[str, Any], table: pa.Table | None = None) -> None:
+        self.header = header
+        self.now = header  # of this run; replaces that of an earlier one as soon as there is something new
+        self._table = table_of([]) if table is None else table
+        self._rows: list[dict[str, Any]] = []  # those that are not in the table yet
+
+    def add(self, **values: Any) -> None:
+        """Append one row; columns that are not named do not apply."""
+        self._resume()
+        self._rows.append({**_DEFAULTS, **values})
+
+    def measured(self, section: str, model: str, point: GridPoint, shape: LaunchShape, **values: Any) -> None:
+        """Append a launch of a point, and the shape that it was padded to."""
+        pair = self.header["name"] if ":" in self.header["name"] else ""
+        padded = {"bucket_rows": shape.rows, "bucket_chunk": getattr(shape, "chunk", 0)}
+        self.add(section=section, model=model, pair=pair, **{**point.as_dict(), **padded, **values})
+
+    def leave_out(self, label: str, reason: str) -> None:
+        """Note what was not measured, and why."""
+        self._resume()
+        self.header["left_out"].append({"label": label, "reason": " ".join(reason.split())[:300]})
+
+    def _resume(self) -> None:
+        if self.header is not self.now:
+            original = {key: self.header[key] for key in ("date", "before", "seconds")}
+            self.header = self.now = {**self.now, **original, "resumed": self.now["date"]}
+
+    def done(self, section: str, *columns: str) -> set[tuple[Any, ...]]:
+        """The values that these columns have in a section."""
+        rows = self.table().filter(pc.equal(self._table["section"].cast(pa.string()), section))
+        return set(zip(*(rows[name].to_pylist() for name in columns), strict=True))
+
+    def table(self) -> pa.Table:
+        """All rows, as they are stored."""
+        self._table, self._rows = pa.concat_tables([self._table, table_of(self._rows)]), []
+        return self._table
+
+
+class Recorder:
+    """The samples of a folder while parts are measured; those that it had are kept, and continued."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder, self.parts, self._saved_s = folder, dict[str, Part](), monotonic()
+        if not (folder / SAMPLES).exists():
+            return
+        table = read_table(folder / SAMPLES)
+        written = (table.schema.metadata or {}).get(b"header")  # of this very table, even if a kill left an older file
+        header = load(folder).header if written is None else header_of(parse_json(written.decode()), folder / SAMPLES)
+        names = {name: table[name].cast(pa.string()) for name in ("model", "pair")}
+        for part in header.parts:
+            alone = ":" not in part.name
+            mask = pc.equal(names["pair"], "" if alone else part.name)
+            mask = pc.and_(mask, pc.equal(names["model"], part.name)) if alone else mask
+            own = table.filter(mask).select(list(ARROW)).replace_schema_metadata(None)
+            self.parts[part.name] = Part(part.model_dump(), own)
+
+    def part(self, header: dict[str, Any]) -> Part:
+        """A part to measure or to continue; a ValueError if the folder's are of other hardware or software."""
+        for part in self.parts.values():
+            for key, today in ground(header).items():
+                if (then := ground(part.header)[key]) != today:
+                    raise ValueError(f"{self.folder}: {key} was {then}, is now {today}; choose another folder")
+        part = self.parts.setdefault(header["name"], Part(header))
+        part.now = header
+        return part
+
+    def keep(self) -> None:
+        """Save, if the last time is long ago."""
+        if monotonic() - self._saved_s > SAVE_EVERY_S:
+            self.save()
+            self._saved_s = monotonic()
+
+    def save(self) -> None:
+        """Replace the files by all rows so far."""
+        tables = {name: part.table() for name, part in sorted(self.parts.items())}
+        first = next(iter(self.parts.values())).header
+        headers = [
+            {**self.parts[name].header, "samples": table.num_rows, "points": _points(table)}
+            for name, table in tables.items()
+        ]
+        document = {
+            "schema_version": SCHEMA, "device": first["device"], "software": first["software"],
+            "samples": sum(header["samples"] for header in headers), "parts": headers,
+        }  # fmt: skip
+        text = json.dumps(document, indent=1, allow_nan=False) + "\n"
+        table = pa.concat_tables(tables.values()).replace_schema_metadata({"header": text})
+        write = partial(
+            pq.write_table, table, compression="zstd", compression_level=9, use_byte_stream_split=_FLOATS,
+            use_dictionary=[name for name in ARROW if name not in _FLOATS],
+        )  # fmt: skip
+        self.folder.mkdir(parents=True, exist_ok=True)
+        write_all({self.folder / SAMPLES: write, self.folder / HEADER: text.encode()})
+
+
+def table_of(rows: list[dict[str, Any]]) -> pa.Table:
+    """Rows as they are stored; a number that does not apply is null."""
+    columns = {}
+    for name, kind in ARROW.items():
+        values = [row[name] for row in rows]
+        number = name in NUMBERS
+        columns[name] = pa.array(values, kind if number else pa.string(), from_pandas=True)
+        columns[name] = columns[name] if number else columns[name].dictionary_encode()
+    return pa.table(columns)
+
+
+def _points(table: pa.Table) -> int:
+    return len(table.select(["section", "what", "group", *POINT]).to_pandas().drop_duplicates())
+
+
+def ground(header: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the fields that samples must share to belong together."""
+    software = {f"software.{name}": header["software"][name] for name in ("torch", "triton", "cuda", "pdvsim")}
+    return {"device.name": header["device"]["name"], **software}
 
 
 @dataclass(frozen=True)
@@ -131,46 +285,3 @@ def _check_against_card(path: Path, frame: pd.DataFrame, header: SamplesHeader) 
         median = float(rows["seconds"].median())
         if median > HOST_SLOWEST_S:
             raise refusal(path, "seconds", f"{what} takes the host {median:.3g} s; is it in seconds?")
-
-
-def merge(parts: Iterable[Path], folder: Path) -> Samples:
-    """Write the parts as one set of samples into `folder`, and load it back."""
-    contents = [(path, *read(path)) for path in sorted(parts, key=lambda p: p.name)]
-    if not contents:
-        raise ValueError(f"{folder}: no parts to merge")
-    first = contents[0][2]
-    headers = []
-    for path, frame, header in contents:
-        for key, value in ground(header).items():
-            if value != ground(first)[key]:
-                raise refusal(path, key, f"is {value}, but {ground(first)[key]} in {contents[0][0].name}")
-        points = len(frame[["section", "what", "group", *POINT]].drop_duplicates())
-        headers.append({**header, "samples": len(frame), "points": points})
-    table = table_of(pd.concat([frame for _, frame, _ in contents]))
-    folder.mkdir(parents=True, exist_ok=True)
-    buffer = io.BytesIO()
-    pq.write_table(
-        table, buffer, compression="zstd", compression_level=19, use_byte_stream_split=_FLOATS,
-        use_dictionary=[name for name in ARROW if name not in _FLOATS],
-    )  # fmt: skip
-    document = {
-        "schema_version": SCHEMA,
-        "device": first["device"],
-        "software": first["software"],
-        "samples": table.num_rows,
-        "parts": headers,
-    }
-    text = json.dumps(document, indent=1, allow_nan=False) + "\n"
-    write_all({folder / SAMPLES: buffer.getvalue(), folder / HEADER: text.encode()})
-    return load(folder)
-
-
-def split(samples: Samples, folder: Path) -> None:
-    """Write samples as parts into `folder`, so that measuring continues where they end."""
-    frame = samples.frame
-    for header in samples.header.parts:
-        pair = header.name if ":" in header.name else ""
-        here = frame["pair"] == pair
-        part = Part(folder / part_file(header.name), header.model_dump())
-        part.rows = frame[here if pair else here & (frame["model"] == header.name)].to_dict("records")  # type: ignore[assignment]
-        part.save()

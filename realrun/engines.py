@@ -58,9 +58,10 @@ MOST_REST_S = 5e-4  # between two looks at the streams
 SERVED_NAME = "pdvsim"
 WARM_UP = Traffic("random", num_prompts=16, input_len=128, output_len=32, max_concurrency=8)
 SAMPLED = 2048, 256  # answers and their tokens that rates are estimated from
-TELLING = re.compile(
-    r"KV cache size|Maximum concurrency|max_total_num_tokens|sync.*schedul|overlap|cudagraph_mode|scheduled_tokens"
-    r"|Chunked prefill|Graph capturing finished|Model loading took|synthetic|SIMULATE"
+TELLING = re.compile(  # lines of a server's log that say what to model
+    r"KV cache size|Maximum concurrency|max_total_num_tokens|sync.*schedul|overlap|cudagraph|scheduled_tokens"
+    r"|Chunked prefill|Graph capturing finished|Model loading took|torch.compile took|model runner|Using .* backend"
+    r"|drafter|synthetic|SIMULATE"
 )
 KV_TOKENS = re.compile(r"KV cache size: ([\d,]+) tokens|max_total_num_tokens=(\d+)")
 QUIET = {"VLLM_NO_USAGE_STATS": "1", "VLLM_DO_NOT_TRACK": "1", "TOKENIZERS_PARALLELISM": "false"}
@@ -124,26 +125,23 @@ def started_with(
 
 
 class EngineServer:
-    """A server that is ready, in a process group of its own; `close` ends the whole group."""
+    """A server in a process group of its own, ready after `wait`; `close` ends the whole group."""
 
     def __init__(self, words: Sequence[str], environment: dict[str, str], log: Path) -> None:
         with socket.create_server(("127.0.0.1", 0)) as free:
             self.address: tuple[str, int] = free.getsockname()
         self.log, (host, port) = log, self.address
+        self.url = f"http://{host}:{port}"
         command = [sys.executable, *words, "--host", host, "--port", str(port)]
         with log_file(log) as file:
             self._process = subprocess.Popen(
                 command, stdout=file, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL,
                 env={**QUIET, **environment, **os.environ}, start_new_session=True,
             )  # fmt: skip
-        try:
-            self._wait()
-        except BaseException:
-            self.close()
-            raise
 
-    def _wait(self) -> None:
-        end_s = monotonic() + MOST_START_S
+    def wait(self, most_s: float = MOST_START_S) -> None:
+        """Wait until it is ready; a ValueError in one line if it has ended, or takes too long."""
+        end_s = monotonic() + most_s
         while True:
             with suppress(OSError):
                 self.get("/health")
@@ -154,7 +152,7 @@ class EngineServer:
 
     def get(self, path: str) -> str:
         """The text at a path of the server."""
-        with urlopen(f"http://{self.address[0]}:{self.address[1]}{path}", timeout=10) as answer:
+        with urlopen(f"{self.url}{path}", timeout=10) as answer:
             text: str = answer.read().decode()
         return text
 
@@ -166,6 +164,11 @@ class EngineServer:
             if name.startswith(("vllm:", "sglang:")) and name.endswith(("_total", "_sum", "_count")):
                 totals[name] += float(value)  # type: ignore[assignment]
         return totals
+
+    def told(self) -> list[str]:
+        """What its log says of scheduling, graphs and memory."""
+        lines = (line.partition("] ")[2] or line for line in self.lines() if TELLING.search(line))
+        return list(dict.fromkeys(line.strip()[:300] for line in lines))
 
     def lines(self) -> list[str]:
         """The lines of the log so far."""
@@ -355,7 +358,9 @@ class EngineBench:
         if self._started != started:
             self.close()
             path = self._log or Path(mkdtemp(prefix="pdvsim-")) / f"{engine}.log"
-            self._server, self._started = EngineServer(*started, path), started
+            self._server = EngineServer(*started, path)
+            self._server.wait()
+            self._started = started
             warm = replace(experiment, traffic=WARM_UP)
             self._run(warm, make_requests(WARM_UP, Acceptance()), Telemetry(None), True)
         assert self._server is not None
@@ -372,7 +377,7 @@ class EngineBench:
             "command": shlex.join([*(f"{name}={value}" for name, value in started[1].items()), "python", *started[0]]),
             **({"kv_capacity_tokens": int(held[-1].replace(",", ""))} if held else {}),
             **{name: after[name] - before[name] for name in sorted(after) if after[name] > before[name]},
-            "server_log": "\n".join(line.strip()[-240:] for line in lines if TELLING.search(line))[-6000:],
+            "server_log": "\n".join(self._server.told())[-6000:],
         }
         return measured(experiment, self._machine, requests, log, facts, telemetry, stopped)
 

@@ -48,88 +48,70 @@ class Machine:
 
 def refuse(experiment: Experiment, machine: Machine) -> None:
     """A ValueError for whatever a real run cannot do."""
-    server, hardware = experiment.server, experiment.hardware
-    if hardware.engine in ("vllm", "sglang"):
-        _refuse_elsewhere(experiment, machine)
-        return
-    if machine.models is not None:
-        raise ValueError("--models needs --engine vllm or sglang")
-    if reason := next((reason for given, reason in _only_simulated(experiment) if given), ""):
-        raise ValueError(f"{reason}; pdvsim run simulates it")
-    if server.drafted_by in HEADS:
-        _refuse_head(experiment, machine)
-    if server.drafted_by == "suffix":
-        raise ValueError(
-            "--drafter suffix is for pdvsim run: realrun looks drafts up in a request's own tokens, not in other "
-            "answers; it serves ngram"
-        )
-    if server.drafted_by == "pard" and experiment.longest_draft > MAX_PARALLEL_DRAFT:
-        raise ValueError(f"the GPU kernels take {MAX_PARALLEL_DRAFT} draft tokens of --drafter pard at most")
-    ahead = policy_of(experiment.arch).drafts_ahead
-    if ahead and machine.own_verdict:
-        raise ValueError("pdv-ahead needs --verdict pinned: its correct guesses are drawn like the acceptance")
-    if not experiment.scoring.detailed:
-        raise ValueError("--no-detailed is for simulated runs; realrun keeps its records")
-    simulated = ("contention", "band", "padding", "machine")
-    if any(getattr(hardware, name) != getattr(Hardware, name) for name in simulated):
-        raise ValueError("--contention, --band, --padding and --machine are options of a simulated GPU")
-    if hardware.engine not in (None, "pdvsim"):
-        raise ValueError(f"realrun starts no {hardware.engine}: it serves with --engine pdvsim, vllm or sglang")
-    if experiment.host != Host():
-        raise ValueError("host costs are real here: --host, --launch-s and the like are for pdvsim run")
-    if server.priority == "preemptive":
-        raise ValueError("no GPU supports --priority preemptive; use stream, none or partition")
-    if experiment.longest_draft > MAX_DRAFT - ahead:
-        most = f"{MAX_DRAFT - ahead}{' after a guess' if ahead else ''}"
-        raise ValueError(f"the GPU kernels take a draft length of at most {most}, got {experiment.longest_draft}")
-    if machine.own_verdict and server.confidence_noise is not None:
-        raise ValueError("confidence_noise needs --verdict pinned: it is a signal of the drawn acceptance")
-    if machine.own_verdict and experiment.acceptance != Acceptance():
-        raise ValueError("acceptance options need --verdict pinned: here the models decide")
-    if machine.target_path and not machine.draft_path and experiment.speculates and server.drafted_by != "ngram":
-        raise ValueError(f"{experiment.arch} needs both --draft-path and --target-path")
-    if machine.device == "cpu" and server.priority == "partition":
-        raise ValueError("--priority partition needs a GPU; the CPU has no multiprocessors to split")
+    elsewhere = experiment.hardware.engine in ("vllm", "sglang")
+    refusals = _refused_elsewhere if elsewhere else _refused
+    if reason := next((reason for given, reason in refusals(experiment, machine) if given), ""):
+        raise ValueError(reason)
 
 
-def _refuse_elsewhere(experiment: Experiment, machine: Machine) -> None:
-    """Refuse what an engine's own server, one on this machine, cannot be measured with."""
-    server, hardware = experiment.server, experiment.hardware
-    if experiment.sides is not None or hardware.replicas > 1 or experiment.gpus > hardware.tensor_parallel_size:
-        raise ValueError(f"realrun --engine {hardware.engine} starts one server, without a router")
-    if machine.tiny or machine.target_path:
-        raise ValueError("--tiny, --draft-path and --target-path are for realrun's own engine; give --models")
-    if not machine.own_verdict and experiment.speculates and server.drafted_by in LOOKED_UP:
-        raise ValueError(f"--drafter {server.drafted_by} finds nothing in random prompts; --engine pdvsim pins it")
-
-
-def _only_simulated(experiment: Experiment) -> list[tuple[bool, str]]:
-    """Layouts that are simulated alone: whether each is asked for, and why it is refused."""
-    hardware, one = experiment.hardware, "realrun has one GPU"
+def _refused(experiment: Experiment, machine: Machine) -> list[tuple[bool, str]]:
+    """What our own engine cannot do: whether it is asked for, and why not."""
+    server, hardware, one = experiment.server, experiment.hardware, "realrun has one GPU"
+    kind, longest, drafter = server.drafted_by, experiment.longest_draft, f"--drafter {server.drafted_by}"
+    ahead, head, simulated = policy_of(experiment.arch).drafts_ahead, kind in HEADS, "pdvsim run simulates it"
     tiers = hardware.kv_offload_gb > 0 or hardware.kv_offload_ssd_gb > 0
+    lags = experiment.base_arch == "adaptive" or (server.varies_length and not server.draft_range[0])
+    untrue = any(getattr(hardware, n) != getattr(Hardware, n) for n in ("contention", "band", "padding", "machine"))
+    most, after = MAX_DRAFT - ahead, " after a guess" if ahead else ""
+    alone = bool(machine.target_path) and not machine.draft_path and experiment.speculates and kind != "ngram"
     return [
-        (hardware.disaggregate is not None, f"--disaggregate: {one}, which prefills and decodes"),
-        (hardware.data_parallel_size > 1, f"--data-parallel-size: {one}, and no data-parallel ranks"),
-        (hardware.enable_expert_parallel, f"--enable-expert-parallel: {one}, which has all experts"),
-        (tiers, "--kv-offload-gb, --kv-offload-ssd-gb: realrun keeps its KV cache on the GPU"),
-        (hardware.tensor_parallel_size > 1, f"--tensor-parallel-size: {one}"),
-        (hardware.replicas > 1, f"--replicas: {one}"),
-        (experiment.gpus > 1, f"--place: {one}"),
-    ]
+        (machine.models is not None, "--models needs --engine vllm or sglang"),
+        (hardware.disaggregate is not None, f"--disaggregate: {one}, which prefills and decodes; {simulated}"),
+        (hardware.data_parallel_size > 1, f"--data-parallel-size: {one}, and no data-parallel ranks; {simulated}"),
+        (hardware.enable_expert_parallel, f"--enable-expert-parallel: {one}, which has all experts; {simulated}"),
+        (tiers, f"--kv-offload-gb, --kv-offload-ssd-gb: realrun keeps its KV cache on the GPU; {simulated}"),
+        (hardware.tensor_parallel_size > 1, f"--tensor-parallel-size: {one}; {simulated}"),
+        (hardware.replicas > 1, f"--replicas: {one}; {simulated}"),
+        (experiment.gpus > 1, f"--place: {one}; {simulated}"),
+        (kind in LAYERS, f"{drafter} is for pdvsim run; of parallel drafters realrun serves pard"),
+        # of a head the hidden states of the last rounds alone are kept
+        (head and bool(machine.target_path), f"{drafter} has random weights in realrun: leave out --target-path"),
+        (head and lags, f"{drafter} must run in every step in realrun: no adaptive, and a controller needs "
+                        "--min-speculative-tokens 1"),
+        (kind == "suffix", f"{drafter} is for pdvsim run: realrun looks drafts up in a request's own tokens, not in "
+                           "other answers; it serves ngram"),
+        (kind == "pard" and longest > MAX_PARALLEL_DRAFT,
+         f"the GPU kernels take {MAX_PARALLEL_DRAFT} draft tokens of --drafter pard at most"),
+        (ahead and machine.own_verdict,
+         "pdv-ahead needs --verdict pinned: its correct guesses are drawn like the acceptance"),
+        (not experiment.scoring.detailed, "--no-detailed is for simulated runs; realrun keeps its records"),
+        (untrue, "--contention, --band, --padding and --machine are options of a simulated GPU"),
+        (hardware.engine not in (None, "pdvsim"),
+         f"realrun starts no {hardware.engine}: it serves with --engine pdvsim, vllm or sglang"),
+        (experiment.host != Host(), "host costs are real here: --host, --launch-s and the like are for pdvsim run"),
+        (server.priority == "preemptive", "no GPU supports --priority preemptive; use stream, none or partition"),
+        (longest > most, f"the GPU kernels take a draft length of at most {most}{after}, got {longest}"),
+        (machine.own_verdict and server.confidence_noise is not None,
+         "confidence_noise needs --verdict pinned: it is a signal of the drawn acceptance"),
+        (machine.own_verdict and experiment.acceptance != Acceptance(),
+         "acceptance options need --verdict pinned: here the models decide"),
+        (alone, f"{experiment.arch} needs both --draft-path and --target-path"),
+        (machine.device == "cpu" and server.priority == "partition",
+         "--priority partition needs a GPU; the CPU has no multiprocessors to split"),
+    ]  # fmt: skip
 
 
-def _refuse_head(experiment: Experiment, machine: Machine) -> None:
-    """Refuse a head that the real device cannot serve: it keeps hidden states of the last rounds alone."""
-    server = experiment.server
-    if server.drafted_by in LAYERS:
-        raise ValueError(f"--drafter {server.drafted_by} is for pdvsim run; of parallel drafters realrun serves pard")
-    if machine.target_path:
-        raise ValueError(f"--drafter {server.drafted_by} has random weights in realrun: leave out --target-path")
-    if experiment.base_arch == "adaptive" or (server.varies_length and not server.draft_range[0]):
-        raise ValueError(
-            f"--drafter {server.drafted_by} must run in every step in realrun: no adaptive, and a controller needs "
-            "--min-speculative-tokens 1"
-        )
+def _refused_elsewhere(experiment: Experiment, machine: Machine) -> list[tuple[bool, str]]:
+    """What an engine's own server, one on this machine, cannot be measured with."""
+    server, hardware = experiment.server, experiment.hardware
+    several = experiment.sides is not None or hardware.replicas > 1 or experiment.gpus > hardware.tensor_parallel_size
+    looked_up = not machine.own_verdict and experiment.speculates and server.drafted_by in LOOKED_UP
+    return [
+        (several, f"realrun --engine {hardware.engine} starts one server, without a router"),
+        (machine.tiny or bool(machine.target_path),
+         "--tiny, --draft-path and --target-path are for realrun's own engine; give --models"),
+        (looked_up, f"--drafter {server.drafted_by} finds nothing in random prompts; --engine pdvsim pins it"),
+    ]  # fmt: skip
 
 
 def as_served(experiment: Experiment) -> Experiment:

@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import os
 from collections import deque
-from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -24,7 +24,7 @@ from pdvsim.realrun.engine.head import states_width
 from pdvsim.sim.assembly import reuse_of
 from pdvsim.sim.config import Arch, Experiment, Server
 from pdvsim.sim.core import Request, Role
-from pdvsim.sim.machine.kv import KvCache
+from pdvsim.sim.machine.kv import KvCache, capacity_tokens
 from pdvsim.sim.machine.prefix import Reuse, block_hashes
 from pdvsim.sim.models.presets import HEADS
 from pdvsim.sim.models.specs import HeadSpec, ModelSpec
@@ -428,10 +428,9 @@ def available_bytes(device: torch.device, utilization: float) -> float:
     return float(os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")) * utilization
 
 
-def weight_bytes(spec: ModelSpec, item: int) -> float:
-    """Resident weights; the engine keeps a tied head as a copy."""
-    layers = spec.layer_params * (spec.layer_bytes or item)
-    return layers + float(spec.params - spec.layer_params + (spec.head_params if spec.tied_embeddings else 0)) * item
+def copied_bytes(specs: Iterable[ModelSpec]) -> int:
+    """Weights that the engine has beyond a model's own: a tied head is a copy."""
+    return sum(spec.tied_embeddings * spec.head_params * spec.dtype_bytes for spec in specs)
 
 
 def forward_bytes(arch: ModelArchitecture, needs: Needs, item: int) -> float:
@@ -449,21 +448,23 @@ def pages_that_fit(
 
     With fewer pages admission waits, as with any full KV cache. `loaded`: roles whose weights are on the device.
     """
-    specs = [arch.spec for arch in models.values()]
-    weights = sum(weight_bytes(arch.spec, item) for role, arch in models.items() if role not in loaded)
-    page = PAGE * sum(
-        spec.kv_bytes_per_token * (1.0 if spec.kv_dtype_bytes else item / spec.dtype_bytes) for spec in specs
-    )
+    specs = {role: replace(arch.spec, dtype_bytes=item) for role, arch in models.items()}
+    there = [spec for role, spec in specs.items() if role in loaded]
+    room += sum(spec.weight_bytes for spec in there) + copied_bytes(there)  # which is theirs already
     work = sum(forward_bytes(models[role], needs, item) for _, role in places(needs.arch) if role in models)
     if "draft" in models and isinstance(models["draft"].spec, HeadSpec):
         ring_tokens = (needs.slots * (1 + needs.resumes) + 1) * RING + needs.chunk_buckets[-1]
         work += ring_tokens * states_width(models["draft"]) * item
-    addressed = (2**31 - 1) // PAGE // max(spec.kv_heads * spec.head_dim for spec in specs)
-    fits = min(needs.pages, min(addressed, int((room - weights - work) // page)) - 3 * needs.slots - SCRATCH_PAGES)
+    all_specs = [*specs.values()]
+    work += copied_bytes(all_specs)
+    addressed = (2**31 - 1) // PAGE // max(spec.kv_heads * spec.head_dim for spec in all_specs)
+    pages = min(addressed, capacity_tokens(room - work, all_specs) // PAGE)
+    fits = min(needs.pages, pages - 3 * needs.slots - SCRATCH_PAGES)
     if fits * PAGE >= needs.capacity:
         return fits
+    weights, cache = (sum(getattr(s, name) for s in all_specs) for name in ("weight_bytes", "kv_bytes_per_token"))
     raise ValueError(
         f"out of memory before the start: weights {weights / 1e9:.1f} GB, {needs.capacity} tokens of KV cache for one "
-        f"request {page * needs.capacity / PAGE / 1e9:.1f} GB and {work / 1e9:.1f} GB to work with are more than the "
+        f"request {cache * needs.capacity / 1e9:.1f} GB and {work / 1e9:.1f} GB to work with are more than the "
         f"{room / 1e9:.1f} GB there are: lower --input-len, --output-len or --max-num-batched-tokens"
     )

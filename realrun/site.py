@@ -28,7 +28,6 @@ from pdvsim.realrun.memory import Needs, PagedKv, Slots, available_bytes, pages_
 from pdvsim.realrun.telemetry import Telemetry, machine_facts
 from pdvsim.realrun.texts import next_turns, prompts, repeated
 from pdvsim.sim.assembly import make_controller, make_planner, profile_of, reuse_of
-from pdvsim.sim.client import Client, Servers
 from pdvsim.sim.cluster import cached_facts, check_context, check_kv, drawn_verdict
 from pdvsim.sim.config import Experiment, Traffic
 from pdvsim.sim.core import Request, Role
@@ -42,7 +41,7 @@ from pdvsim.sim.prices.costs import CostModel, LookupCosts
 from pdvsim.sim.prices.pace import pace_of
 from pdvsim.sim.prices.profile import Profile
 from pdvsim.sim.records import Columns, Log, Result, request_columns, rows_of
-from pdvsim.sim.run import no_collector
+from pdvsim.sim.run import Client, Servers, no_collector
 from pdvsim.sim.workload.lookup import lookup_of
 from pdvsim.sim.workload.requests import make_requests
 

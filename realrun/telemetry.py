@@ -9,13 +9,16 @@ from __future__ import annotations
 import platform
 from collections.abc import Callable
 from datetime import UTC, datetime
+from functools import partial
 from time import perf_counter
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
 
 from pdvsim.sim.records import Columns
+
+Figures = TypeVar("Figures")
 
 EVERY_S = 0.25
 MOST_SHARE = 0.005
@@ -34,15 +37,8 @@ class Telemetry:
 
     @classmethod
     def of(cls, device: torch.device) -> Telemetry:
-        """The card, as far as it is one, NVML's Python binding is installed and the driver answers."""
-        if device.type != "cuda":
-            return cls(None)
-        try:
-            reader = _reader(*nvml_of(device))
-            reader()
-        except Exception:  # not installed, or a driver that refuses: a run without it is still a run
-            return cls(None)
-        return cls(reader)
+        """The card, as far as it is one and can be read."""
+        return cls(reader_of(device, _figures))
 
     def sample_if_due(self, now_s: float) -> None:
         """Take a sample if the last one is long enough ago."""
@@ -76,29 +72,34 @@ class Telemetry:
         return {"telemetry_samples": len(self._rows), "telemetry_cost_s": self.cost_s, **means}
 
 
-def nvml_of(device: torch.device) -> tuple[Any, Any]:
-    """NVML's Python binding and its handle of the device; an error if it is not installed or the driver refuses."""
-    import pynvml  # type: ignore[import-not-found,unused-ignore]
+def reader_of(device: torch.device, read: Callable[[Any, Any], Figures]) -> Callable[[], Figures] | None:
+    """`read` of NVML's Python binding and a card's handle; None on a CPU, not installed, or if the driver refuses."""
+    if device.type != "cuda":
+        return None
+    try:
+        import pynvml  # type: ignore[import-not-found,unused-ignore]
 
-    pynvml.nvmlInit()
-    uuid = str(torch.cuda.get_device_properties(device).uuid).removeprefix("GPU-")
-    return pynvml, pynvml.nvmlDeviceGetHandleByUUID(f"GPU-{uuid}")
+        pynvml.nvmlInit()
+        uuid = str(torch.cuda.get_device_properties(device).uuid).removeprefix("GPU-")
+        reader = partial(read, pynvml, pynvml.nvmlDeviceGetHandleByUUID(f"GPU-{uuid}"))
+        reader()
+    except Exception:  # a run, and times, without it are still of use
+        return None
+    return reader
 
 
-def _reader(nvml: Any, handle: Any) -> Callable[[], tuple[float, ...]]:
-    def read() -> tuple[float, ...]:
-        busy = nvml.nvmlDeviceGetUtilizationRates(handle)
-        return (
-            float(busy.gpu),
-            float(busy.memory),
-            float(nvml.nvmlDeviceGetMemoryInfo(handle).used),
-            nvml.nvmlDeviceGetPowerUsage(handle) / 1000,
-            float(nvml.nvmlDeviceGetClockInfo(handle, nvml.NVML_CLOCK_SM)),
-            float(nvml.nvmlDeviceGetClockInfo(handle, nvml.NVML_CLOCK_MEM)),
-            float(nvml.nvmlDeviceGetTemperature(handle, nvml.NVML_TEMPERATURE_GPU)),
-        )
-
-    return read
+def _figures(nvml: Any, card: Any) -> tuple[float, ...]:
+    """The values of COLUMNS after the time."""
+    busy = nvml.nvmlDeviceGetUtilizationRates(card)
+    return (
+        float(busy.gpu),
+        float(busy.memory),
+        float(nvml.nvmlDeviceGetMemoryInfo(card).used),
+        nvml.nvmlDeviceGetPowerUsage(card) / 1000,
+        float(nvml.nvmlDeviceGetClockInfo(card, nvml.NVML_CLOCK_SM)),
+        float(nvml.nvmlDeviceGetClockInfo(card, nvml.NVML_CLOCK_MEM)),
+        float(nvml.nvmlDeviceGetTemperature(card, nvml.NVML_TEMPERATURE_GPU)),
+    )
 
 
 def device_name(device: torch.device) -> str:

@@ -238,7 +238,7 @@ class ServerParts:
         if hardware.kv_capacity_tokens is not None:
             return [hardware.kv_capacity_tokens] * self.experiment.placement.gpus
         return [
-            capacity_tokens(one.gpu, list(specs.values()), hardware.gpu_memory_utilization) if specs else 0
+            capacity_tokens(one.gpu.memory_bytes * hardware.gpu_memory_utilization, [*specs.values()]) if specs else 0
             for one, specs in zip(self._nominal_profiles, self._specs, strict=True)
         ]
 

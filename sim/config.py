@@ -33,10 +33,6 @@ __all__ = [
 Arch = str  # a name of the table in `policies`, or a policy of the user's own as file.py:Class
 
 LEVEL_MS, PERCENT = Range(0, 1e9), Range(1, 99.99)  # of a service level
-# what a disaggregated server has, and none of its engines
-DISAGGREGATION = (
-    "disaggregate", "prefill_tensor_parallel_size", "prefill_data_parallel_size", "kv_link", "kv_transfer", "draft_kv",
-)  # fmt: skip
 WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".onnx", ".h5", ".msgpack")  # gigabytes, of no tokenizer
 
 
@@ -165,7 +161,7 @@ class Experiment:
         if hardware.disaggregate is None:
             return None
         cards = hardware.cards or (hardware.gpu,) * 2
-        default = {field: getattr(Hardware, field) for field in DISAGGREGATION}
+        default = {name: DEFAULTS[name] for name in DISAGGREGATION}
         sizes = [
             (prefill or decode, decode)
             for prefill, decode in (
@@ -175,7 +171,7 @@ class Experiment:
         ]
         own = [
             replace(
-                hardware, **default, gpu=card, cards=(), tensor_parallel_size=shards, data_parallel_size=ranks,
+                hardware, **default, gpu=card, tensor_parallel_size=shards, data_parallel_size=ranks,
                 replicas=1, router=Hardware.router,
                 draft_tensor_parallel_size=1 if hardware.draft_tensor_parallel_size == 1 else None,
             )
@@ -277,7 +273,7 @@ class Experiment:
 
     def __post_init__(self) -> None:
         sized = self.traffic.dataset_path is not None or self.traffic.num_turns > 1 or self.traffic.prefixes[0] > 0
-        if sized and self.traffic.model_context != (context := self.context):
+        if self.traffic.model_context != (context := self.context if sized else None):
             object.__setattr__(self, "traffic", replace(self.traffic, model_context=context))
         policy = policy_of(self.arch)
         if self.scoring.warmup_requests >= self.traffic.num_prompts:
@@ -322,8 +318,6 @@ class Experiment:
         for lane in (self.placement.prefill, self.placement.draft):
             if hardware.cards and len({hardware.cards[at] for at in lane}) > 1:
                 raise ValueError("--cards: the GPUs of one lane must be of one type")
-        if hardware.cards and self.placement.gpus == 1:
-            raise ValueError("--cards needs several GPUs per server (--place); use --gpu for one")
 
     def _check_disaggregated(self) -> None:
         """Refuse a disaggregated server that cannot be, or one of its engines."""
@@ -352,3 +346,5 @@ class Experiment:
 GROUPS: dict[str, Any] = {part.name: part.default_factory for part in fields(Experiment) if part.name != "arch"}
 GROUP_OF = {part.name: group for group, kind in GROUPS.items() for part in fields(kind)}
 DEFAULTS = {part.name: part.default for kind in GROUPS.values() for part in fields(kind)}
+MARKS = ((name, mark) for name, (_, marks) in hints_of(Hardware).items() for mark in marks)
+DISAGGREGATION = ("disaggregate", *(name for name, mark in MARKS if "disaggregate" in getattr(mark, "given", ())))

@@ -3,13 +3,17 @@
 The range of a number is part of its declaration: a field `jobs: Jobs` or `k: Annotated[int, Range(1, 8)]` of a
 dataclass that calls `check_ranges`. The ends are what is sensible, not what is possible: beyond them a value is a slip
 (milliseconds for seconds) or asks for more work than anyone waits for.
+
+So is the choice that an option belongs to: `window: Annotated[str, of("use_trace_timestamps")]`. Elsewhere the option
+has no effect and is refused (`relevance` for experiments, `common.options` for commands).
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields
+from enum import StrEnum
 from functools import cache
 from typing import Annotated, Any, TypeVar, get_args, get_type_hints
 
@@ -49,6 +53,79 @@ class Range:
         return f"{low} to {high}{', or inf' if self.or_inf else ''}"
 
 
+@dataclass(frozen=True)
+class Of:
+    """A choice that an option belongs to; an option of several belongs to each of them. `of` makes one."""
+
+    given: tuple[str, ...]  # options that are not at their defaults, and facts of an experiment
+    without: tuple[str, ...]  # options that are at their defaults
+    values: tuple[tuple[str, tuple[Any, ...]], ...]  # options with one of these values
+
+    def chosen(self, is_given: Callable[[str], bool], value: Callable[[str], Any]) -> bool:
+        """Return whether it is chosen, by what is given and by the values of options."""
+        rest = not any(map(is_given, self.without)) and all(value(name) in among for name, among in self.values)
+        return rest and all(map(is_given, self.given))
+
+    def __str__(self) -> str:
+        values = [f"{flag_of(name)} {either(map(str, filter(None, among)))}" for name, among in self.values]
+        both = " and ".join([*values, *(name if isinstance(name, Fact) else flag_of(name) for name in self.given)])
+        without = f"without {either(map(flag_of, self.without))}" if self.without else ""
+        return ", ".join(filter(None, (both, without)))
+
+
+def of(*given: str, without: Sequence[str] = (), **values: Any) -> Of:
+    """The choice where these options are given (or facts true), those `without` are not, and others have a value."""
+    among = ((name, value if isinstance(value, tuple) else (value,)) for name, value in values.items())
+    return Of(given, tuple(without), tuple(among))
+
+
+def either(names: Iterable[str]) -> str:
+    """Names as a choice: a, b or c."""
+    *others, last = names
+    return f"{', '.join(others)} or {last}" if others else last
+
+
+class Fact(StrEnum):
+    """What no option of an experiment states alone, in the words of a refusal; `relevance` has their rules."""
+
+    DRAFTS = "an architecture that drafts, with a drafter"
+    DRAFTS_ON_GPU = "an architecture that drafts, with a drafter on the GPU"
+    STREAMS = "an architecture whose lanes have their own streams"
+    PRIORITISED = f"{STREAMS} and --contention fluid (none, dynamic: or serial)"
+    PREFILL_LANE = "an architecture that prefills several prompts per forward"
+    SEVERAL_GPUS = "several GPUs per server (--tensor-parallel-size, --data-parallel-size or --place)"
+    EXPERTS = "a target with experts"
+    SPLIT_EXPERTS = f"{EXPERTS}, and --tensor-parallel-size or --data-parallel-size"
+    SESSIONS = "a file with sessions and turns"
+    OFFLOADS = "prompts that share prefixes, prefix caching, and an architecture with a lane for prompts"
+    PREFILL_ENGINES = "several prefill engines (--disaggregate)"
+    TENSORRT_RANKS = "--engine trtllm and --data-parallel-size, without --disaggregate"
+    EAGER = "--engine vllm, 0.14 or later"
+    ASYNC = (
+        "--arch colocated or pd, and --engine pdvsim with a drafter on the GPU; or --engine vllm, where it is on only "
+        "without draft models, n-gram and suffix drafts"
+    )
+
+
+@dataclass(frozen=True)
+class OneOf(Range):
+    """Some of the values from `low` to `high`."""
+
+    values: tuple[int, ...] = ()
+
+    def holds(self, value: float) -> bool:
+        """Return whether a value is one of them."""
+        return value in self.values
+
+    def __str__(self) -> str:
+        return f"one of {', '.join(map(str, self.values))}"
+
+
+def one_of(*values: int) -> OneOf:
+    """The range of these values alone."""
+    return OneOf(min(values), max(values), values=values)
+
+
 # Ranges that several options have.
 Share = Annotated[float, Range(0, 1)]
 LeastShare = Annotated[float, Range(0.01, 1)]  # a share of which there must be some
@@ -59,8 +136,10 @@ Tokens = Annotated[int, Range(1, MAX_TOKENS)]
 DraftLength = Annotated[int, Range(0, MAX_DRAFT)]
 LeastDraft = Annotated[int, Range(1, MAX_DRAFT)]
 BatchLimit = Annotated[int, Range(1, 65_536)]
-Shards = Annotated[int, Range(1, 8)]
-Ranks = Annotated[int, Range(1, 72)]
+SHARDED = (1, 2, 4, 8)  # GPUs that a model may be sharded over
+RANKED = (*SHARDED, 16, 24, 32, 48, 64, 72)  # data-parallel groups, and GPUs that whole experts may be divided among
+Shards = Annotated[int, one_of(*SHARDED)]
+Ranks = Annotated[int, one_of(*RANKED)]
 Gpus = Annotated[int, Range(1, 1024)]
 Gigabytes = Annotated[float, Range(0, 1e9)]
 Seed = Annotated[int, Range(0, 2**53)]

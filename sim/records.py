@@ -7,13 +7,14 @@ disk, and worked through a part at a time. The rows of requests are all in memor
 
 from __future__ import annotations
 
+import pickle
 from array import array
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from operator import attrgetter
 from os import SEEK_END
-from tempfile import TemporaryFile
-from typing import IO, Any, Protocol
+from tempfile import SpooledTemporaryFile
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -235,88 +236,55 @@ def rows_of(columns: Table, rows: Array | slice) -> Columns:
     return {name: column[rows] for name, column in columns.items()}
 
 
-class PackedColumn:
+def packed(column: Array) -> tuple[Any, ...]:
     """A column in fewer bytes: whole numbers as narrow as they fit, equal neighbours once. Nothing is rounded."""
-
-    __slots__ = ("_counts", "_dtype", "_least", "_values")
-
-    def __init__(self, column: Array) -> None:
-        self._dtype, self._least = column.dtype, 0
-        if column.dtype.kind == "i" and len(column):
-            self._least = int(column.min())
-            column = (column - self._least).astype(np.min_scalar_type(int(column.max()) - self._least))
-        bits = column.view(f"u{column.itemsize}")  # -0.0 is not 0.0, and nan is itself
-        ends = np.flatnonzero(bits[1:] != bits[:-1])  # of all runs of equal numbers but the last
-        self._counts: Array | FileArray | None = None
-        if 2 * (len(ends) + 1) < len(column):
-            ends = np.append(ends, len(column) - 1)
-            counts = np.diff(ends, prepend=-1)
-            self._counts = counts.astype(np.min_scalar_type(counts.max()))
-            column = column[ends]
-        self._values: Array | FileArray = np.ascontiguousarray(column)
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of its numbers."""
-        return sum(np.asarray(numbers).nbytes for numbers in (self._values, self._counts) if numbers is not None)
-
-    def move_to(self, file: IO[bytes]) -> None:
-        """Move its numbers to the end of a file."""
-        self._values = FileArray(file, np.asarray(self._values))
-        if self._counts is not None:
-            self._counts = FileArray(file, np.asarray(self._counts))
-
-    def column(self) -> Array:
-        """Return the column as it was."""
-        values = np.asarray(self._values)
-        if self._counts is not None:
-            values = np.repeat(values, np.asarray(self._counts))
-        values = values.astype(self._dtype)
-        if self._least:  # adding nothing would make 0.0 of -0.0
-            values += self._dtype.type(self._least)
-        return values
+    dtype, least, counts = column.dtype, 0, None
+    if dtype.kind == "i" and len(column):
+        least = int(column.min())
+        column = (column - least).astype(np.min_scalar_type(int(column.max()) - least))
+    bits = column.view(f"u{column.itemsize}")  # -0.0 is not 0.0, and nan is itself
+    ends = np.flatnonzero(bits[1:] != bits[:-1])  # of all runs of equal numbers but the last
+    if 2 * (len(ends) + 1) < len(column):
+        ends = np.append(ends, len(column) - 1)
+        counts = np.diff(ends, prepend=-1)
+        column, counts = column[ends], counts.astype(np.min_scalar_type(counts.max()))
+    return np.ascontiguousarray(column), counts, dtype, least
 
 
-class FileArray:
-    """Numbers at the end of a file."""
-
-    __slots__ = ("_at", "_bytes", "_dtype", "_file")
-
-    def __init__(self, file: IO[bytes], numbers: Array) -> None:
-        self._file, self._dtype, self._bytes = file, numbers.dtype, numbers.nbytes
-        self._at = file.seek(0, SEEK_END)
-        file.write(numbers.tobytes())
-
-    def __array__(self, dtype: Any = None, copy: bool | None = None) -> Array:
-        self._file.seek(self._at)
-        return np.frombuffer(self._file.read(self._bytes), self._dtype)
+def unpacked(values: Array, counts: Array | None, dtype: np.dtype[Any], least: int) -> Array:
+    """The column as it was."""
+    values = (values if counts is None else np.repeat(values, counts)).astype(dtype)
+    if least:  # adding nothing would make 0.0 of -0.0
+        values += dtype.type(least)
+    return values
 
 
 class PackedTable(Table):
-    """A table kept packed, part by part: the first parts in memory, those after them in a temporary file.
+    """A table kept packed, part by part, in memory as far as HELD_BYTES reach, else in a temporary file without a name.
 
     What it gives are copies, so they cannot be written to.
     """
 
     def __init__(self) -> None:
-        self._parts: list[dict[str, PackedColumn]] = []
-        self._held_bytes = 0
-        self._file: IO[bytes] | None = None  # without a name: it goes with the table
+        self._parts: list[dict[str, int]] = []  # where each column begins
+        self._file = SpooledTemporaryFile(HELD_BYTES, prefix="pdvsim-")  # noqa: SIM115
 
     def append(self, part: Columns) -> None:
         """Append rows."""
-        packed = {name: PackedColumn(column) for name, column in part.items()}
-        self._held_bytes += sum(column.nbytes for column in packed.values())
-        if self._held_bytes > HELD_BYTES:
-            if self._file is None:
-                self._file = TemporaryFile(prefix="pdvsim-")  # noqa: SIM115
-            for column in packed.values():
-                column.move_to(self._file)
-        self._parts.append(packed)
+        self._file.seek(0, SEEK_END)
+        starts = {}
+        for name, column in part.items():
+            starts[name] = self._file.tell()
+            pickle.dump(packed(column), self._file, pickle.HIGHEST_PROTOCOL)
+        self._parts.append(starts)
 
     def parts(self, names: Sequence[str]) -> Iterator[Columns]:
         """Return the named columns of each part."""
-        return ({name: part[name].column() for name in names} for part in self._parts)
+        return ({name: self._read(part[name]) for name in names} for part in self._parts)
+
+    def _read(self, start: int) -> Array:
+        self._file.seek(start)
+        return unpacked(*pickle.load(self._file))
 
     def __getitem__(self, name: str) -> Array:
         column = np.concatenate([part[name] for part in self.parts([name])])

@@ -1,188 +1,126 @@
 """What the options of an experiment do together: one that has no effect is refused, a likely mistake is a warning.
 
-The tables below are of which options act in which experiment; those of some architectures alone are on the policies. A
-command that runs several architectures or loads with one set of options drops each where it does not act, and refuses
+A field states the choice that it belongs to (`limits.of`); those of some architectures alone are named by the policies.
+A command that runs several architectures or loads with one set of options drops each where it does not act, and refuses
 it only if it acts in none of them.
 
-Left out: fields that no option sets; --place, --disaggregate, --cards, --tensor-parallel-size and --data-parallel-size,
-which are refused wherever an architecture cannot have them, as numbers of GPUs are not dropped; --pair and --drafter,
-which name the models.
+Left out: --place, --disaggregate, --tensor-parallel-size and --data-parallel-size, which are refused wherever an
+architecture cannot have them, as numbers of GPUs are not dropped.
 """
 
 from __future__ import annotations
 
-import math
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
-from functools import cache, lru_cache
-from typing import NamedTuple
+from functools import cache, lru_cache, partial
+from typing import Any
 
-from pdvsim.sim.config import BY_SEED, DEFAULTS, TRACES, Experiment, Hardware, Scoring, Server, Traffic
+from pdvsim.sim.config import BY_SEED, DEFAULTS, GROUPS, TRACES, Experiment, Hardware, Scoring, Server, Traffic
 from pdvsim.sim.core import LOOKED_UP
 from pdvsim.sim.engines import ENGINES
-from pdvsim.sim.limits import flag_of
+from pdvsim.sim.limits import Fact, Of, flag_of, hints_of, of
 from pdvsim.sim.models.names import Doubt, Note
 from pdvsim.sim.models.presets import pair, same_vocabulary
 from pdvsim.sim.models.specs import HeadSpec
-from pdvsim.sim.policies import ARCHS, archs_where, policy_of
+from pdvsim.sim.policies import ARCHS, policy_of
 from pdvsim.sim.prices.cards import NO_NVLINK, gpu
 from pdvsim.sim.workload.asked import usual_acceptance
 
 LEAST_MS = {"ttft": 5.0, "tpot": 1.0, "e2el": 50.0}  # service levels below these were meant in seconds
 COMPARED_CONTEXT = 512  # cached tokens of the draft and target steps compared
+SERIAL_PRIORITIES = (("serial", "none"), ("serial", "dynamic"))  # which act without sharing
 RECORDED = ("acceptance_model", "synthetic_acceptance_rates")  # options that a drafter may bring
-Rule = Callable[[Experiment], bool]
-NeedRows = tuple[tuple[str, Rule, str], ...]  # options, where they act, and what that takes
 
 
-class Need(NamedTuple):
-    """An option that acts only where `acts`, and what that takes."""
-
-    name: str
-    acts: Rule
-    takes: str
-
-    def is_set(self, experiment: Experiment) -> bool:
-        """Return whether the option is not at its default."""
-        return bool(experiment.setting(self.name) != DEFAULTS[self.name])
-
-    def is_asked(self, experiment: Experiment) -> bool:
-        """Return whether the option is set, and not by the drafter, which brings its recorded acceptance."""
-        if not self.is_set(experiment):
-            return False
-        usual = usual_acceptance(experiment.server.pair, experiment.traffic)
-        return self.name not in RECORDED or experiment.acceptance != usual
-
-    def idle(self, experiment: Experiment) -> bool:
-        """Return whether the option is set, and does nothing."""
-        return self.is_set(experiment) and not self.acts(experiment)
-
-
-_DRAFTS: tuple[Rule, str] = (lambda e: e.has_drafter, "an architecture that drafts, and a drafter")
-_STREAMS: tuple[Rule, str] = (
-    lambda e: len(policy_of(e.arch).lane_names()) > 1 and e.sides is None,
-    "an architecture whose lanes have their own streams",
-)
-
-
-def _priority_acts(e: Experiment) -> bool:
+def _prioritises(e: Experiment) -> bool:
     contention, priority = e.hardware.contention, e.server.priority
-    return _STREAMS[0](e) and (contention == "fluid" or (contention == "serial" and priority in ("none", "dynamic")))
-
-
-def _offloads(e: Experiment) -> bool:
-    return e.server.enable_prefix_caching and e.paged and e.traffic.shares and policy_of(e.arch).workers == "lanes"
+    return RULES[Fact.STREAMS](e) and (contention == "fluid" or (contention, priority) in SERIAL_PRIORITIES)
 
 
 def _schedules(e: Experiment) -> bool:
     if "async_scheduling" not in policy_of(e.arch).options and e.arch != "autoregressive":
         return False
     if e.hardware.predicted_engine == "pdvsim":
-        return e.arch != "autoregressive" and e.has_drafter and e.server.drafted_by not in LOOKED_UP
+        return e.arch != "autoregressive" and RULES[Fact.DRAFTS_ON_GPU](e)
     engine, kind = ENGINES[e.hardware.predicted_engine], e.server.drafted_by if e.speculates else "none"
     return engine.can_schedule(kind, e.server.async_scheduling is True, e.hardware.engine_version)
 
 
-_SERVING: NeedRows = (
-    ("tokenizer", lambda e: e.traffic.dataset_name in ("sharegpt", "custom") and e.traffic.dataset_path is not None,
-     "--dataset-name sharegpt or custom, and --dataset-path"),
-    ("max_model_len", lambda e: e.traffic.dataset_path is not None, "--dataset-path"),
-    ("window", lambda e: e.traffic.use_trace_timestamps, "--use-trace-timestamps"),
-    ("burstiness", lambda e: math.isfinite(e.traffic.request_rate) and not e.traffic.use_trace_timestamps,
-     "a finite --request-rate, without --use-trace-timestamps"),
-    ("random_range_ratio", lambda e: bool(e.traffic.fixed_lengths),
-     "--dataset-name random, --input-len or --output-len"),
-    ("num_prefixes", lambda e: e.traffic.prefixes[0] > 0, "--dataset-name prefix_repetition or --prefix-len"),
-    ("think_time_s", lambda e: e.traffic.converses and not e.traffic.use_trace_timestamps,
-     "--num-turns above 1 or a file with sessions and turns, without --use-trace-timestamps"),
-    ("acceptance_rate", lambda e: e.has_drafter and e.acceptance.by_rate,
-     "an architecture that drafts, and no --synthetic-acceptance-rates, --acceptance-model or --acceptance-trace"),
-    ("acceptance_concentration synthetic_acceptance_rates acceptance_model acceptance_trace", *_DRAFTS),
-    ("num_speculative_tokens", lambda e: e.has_drafter and e.server.controller != "table",
-     f"{_DRAFTS[1]}, without --controller table"),
-    ("num_speculative_tokens_per_batch_size", lambda e: e.server.controller == "table", "--controller table"),
-    ("controller", *_DRAFTS),
-    ("min_speculative_tokens max_speculative_tokens", lambda e: e.server.varies_length,
-     "--controller goodput or feedback"),
-    ("adaptive_verification_profile_context_len", lambda e: e.server.controller == "adaptive-verification",
-     "--controller adaptive-verification"),
-    ("expert_overlap", lambda e: e.pair.target.experts is not None, "a target with experts"),
-    ("attention_dp_timeout_iters",
-     lambda e: e.hardware.data_parallel_size > 1 and e.hardware.disaggregate is None
-     and e.hardware.predicted_engine == "trtllm",
-     "--engine trtllm and --data-parallel-size above 1, without --disaggregate"),
-    ("attention_dp_batching_wait_iters", lambda e: e.server.attention_dp_timeout_iters is not None,
-     "--attention-dp-timeout-iters"),
-    ("max_draft_batch max_verify_batch", *_STREAMS),
-    ("max_prompts_per_forward", lambda e: policy_of(e.arch).workers == "lanes",
-     "an architecture that prefills several prompts per forward"),
-    ("enforce_eager", lambda e: ENGINES[e.hardware.predicted_engine].era(e.hardware.engine_version).eager_s > 0,
-     "--engine vllm, 0.14 or later"),
-    ("async_scheduling", _schedules, "--arch colocated or pd, and --engine pdvsim with a drafter on the GPU; or "
-     "--engine vllm, where it is on only without draft models, n-gram and suffix drafts"),
-)  # fmt: skip
-_HARDWARE: NeedRows = (
-    ("priority", _priority_acts, f"{_STREAMS[1]} and --contention fluid (none, dynamic: or serial)"),
-    ("contention", *_STREAMS),
-    ("gpu_memory_utilization", lambda e: e.hardware.kv_capacity_tokens is None,
-     "a KV cache sized by memory, without --kv-capacity-tokens"),
-    ("draft_tensor_parallel_size", lambda e: e.has_drafter and e.hardware.tensor_parallel_size > 1,
-     "an architecture that drafts, and --tensor-parallel-size above 1"),
-    ("enable_expert_parallel", lambda e: e.pair.target.experts is not None and e.pair.target.experts.ranks > 1,
-     "a target with experts, and --tensor-parallel-size or --data-parallel-size above 1"),
-    ("all2all_backend", lambda e: e.hardware.data_parallel_size > 1 and e.hardware.enable_expert_parallel,
-     "--data-parallel-size above 1 and --enable-expert-parallel"),
-    ("enable_eplb", lambda e: e.pair.target.experts is not None and e.pair.target.experts.balanced,
-     "a target with experts, and --enable-expert-parallel"),
-    ("num_redundant_experts", lambda e: e.pair.target.experts is not None and e.pair.target.experts.copies > 0,
-     "--enable-eplb, where it has an effect"),
-    ("link", lambda e: e.gpus > 1, "several GPUs per server (--tensor-parallel-size, --data-parallel-size or --place)"),
-    ("kv_offload_gb kv_offload_ssd_gb", _offloads,
-     "prompts that share prefixes, prefix caching, and an architecture with a lane for prompts"),
-    ("kv_offload_link", lambda e: _offloads(e) and e.hardware.kv_offload_gb > 0,
-     "--kv-offload-gb, where it has an effect"),
-    ("prefill_tensor_parallel_size prefill_data_parallel_size kv_link kv_transfer",
-     lambda e: e.hardware.disaggregate is not None, "--disaggregate"),
-    ("draft_kv",
-     lambda e: e.hardware.disaggregate is not None and e.has_drafter and e.server.drafted_by not in LOOKED_UP,
-     "--disaggregate and a drafter on the GPU"),
-    ("router",
-     lambda e: e.hardware.replicas > 1 or (e.hardware.router == "prefix-aware" and e.hardware.groups()[0] > 1),
-     "--replicas above 1 (prefix-aware: or several prefill engines)"),
-)  # fmt: skip
+RULES: dict[str, Callable[[Experiment], bool]] = {
+    Fact.DRAFTS: lambda e: e.has_drafter,
+    Fact.DRAFTS_ON_GPU: lambda e: e.has_drafter and e.server.drafted_by not in LOOKED_UP,
+    Fact.STREAMS: lambda e: len(policy_of(e.arch).lane_names()) > 1 and e.sides is None,
+    Fact.PREFILL_LANE: lambda e: policy_of(e.arch).workers == "lanes",
+    Fact.SEVERAL_GPUS: lambda e: e.gpus > 1,
+    Fact.EXPERTS: lambda e: e.pair.target.experts is not None,
+    Fact.SPLIT_EXPERTS: lambda e: e.pair.target.experts is not None and e.pair.target.experts.ranks > 1,
+    Fact.SESSIONS: lambda e: e.traffic.converses,
+    Fact.OFFLOADS: lambda e: (
+        e.server.enable_prefix_caching and e.paged and e.traffic.shares and policy_of(e.arch).workers == "lanes"
+    ),
+    Fact.PRIORITISED: _prioritises,
+    Fact.PREFILL_ENGINES: lambda e: e.hardware.groups()[0] > 1,
+    Fact.TENSORRT_RANKS: lambda e: (
+        e.hardware.data_parallel_size > 1 and e.sides is None and e.hardware.predicted_engine == "trtllm"
+    ),
+    Fact.EAGER: lambda e: ENGINES[e.hardware.predicted_engine].era(e.hardware.engine_version).eager_s > 0,
+    Fact.ASYNC: _schedules,
+}
 
 
 @cache
-def needs() -> tuple[Need, ...]:
-    """The options that act only in some experiments: those of the tables, and those that policies name as their own."""
-    named = dict.fromkeys(name for arch in ARCHS for name in policy_of(arch).options)
-    del named["async_scheduling"]  # which takes more than its architecture
-    return (*_rows(_SERVING), *map(_own, named), *_rows(_HARDWARE))
+def choices() -> dict[str, tuple[Of, ...]]:
+    """The options that act only in some experiments, with the choices that their fields state."""
+    stated = {name: marks for kind in GROUPS.values() for name, (_, marks) in hints_of(kind).items()}
+    belongs = {name: tuple(mark for mark in marks if isinstance(mark, Of)) for name, marks in stated.items()}
+    return {name: any_of for name, any_of in belongs.items() if any_of}
 
 
-def _rows(table: NeedRows) -> Iterator[Need]:
-    yield from (Need(name, acts, takes) for names, acts, takes in table for name in names.split())
+@cache
+def own_options() -> dict[str, tuple[Of, ...]]:
+    """The options that policies name as their own, with their architectures; those whose fields state more left out."""
+    named = sorted({name for arch in ARCHS for name in policy_of(arch).options} - choices().keys())
+    return {name: (of(arch=tuple(arch for arch in ARCHS if name in policy_of(arch).options)),) for name in named}
 
 
-def _own(option: str) -> Need:
-    archs = archs_where(lambda policy: option in policy.options)
-    return Need(option, lambda e: option in policy_of(e.arch).options, f"--arch {' or '.join(archs)}")
+def is_given(experiment: Experiment, name: str) -> bool:
+    """Return whether an option is not at its default, or a fact is true."""
+    return RULES[name](experiment) if name in RULES else bool(experiment.setting(name) != DEFAULTS[name])
+
+
+def acts(experiment: Experiment, name: str) -> bool:
+    """Return whether an option may have an effect: one of the choices that it belongs to is made."""
+    if name in own_options():
+        return name in policy_of(experiment.arch).options
+    return any(choice.chosen(partial(is_given, experiment), experiment.setting) for choice in choices()[name])
+
+
+def idle(experiment: Experiment) -> dict[str, Any]:
+    """The options that are given and have no effect, with their defaults."""
+    given = (name for name in own_options() | choices() if is_given(experiment, name))
+    return {name: DEFAULTS[name] for name in given if not acts(experiment, name)}
 
 
 def refuse_idle(experiments: Sequence[Experiment]) -> None:
     """A ValueError of one line for an option that acts in none of the experiments that set it."""
-    for need in needs():
-        setting = [e for e in experiments if need.is_asked(e)]
-        if setting and not any(map(need.acts, setting)):
-            raise ValueError(f"{flag_of(need.name)} has no effect here: it needs {need.takes}")
+    for name, belongs in (own_options() | choices()).items():
+        setting = [e for e in experiments if is_given(e, name) and not _brought(e, name)]
+        if setting and not any(acts(e, name) for e in setting):
+            raise ValueError(f"{flag_of(name)} has no effect here: it belongs to {'; or '.join(map(str, belongs))}")
     _check_rates(experiments)
+
+
+def _brought(experiment: Experiment, name: str) -> bool:
+    """Return whether an option is set by the drafter, which brings its recorded acceptance."""
+    usual = usual_acceptance(experiment.server.pair, experiment.traffic) if name in RECORDED else None
+    return experiment.acceptance == usual
 
 
 def applicable(experiment: Experiment) -> Experiment:
     """Return the experiment with options that have no effect at their defaults."""
-    while idle := {need.name: DEFAULTS[need.name] for need in needs() if need.idle(experiment)}:
-        experiment = experiment.with_settings(**idle)  # a dropped option may be what another needs
+    while dropped := idle(experiment):
+        experiment = experiment.with_settings(**dropped)  # a dropped option may be what another needs
     return experiment
 
 

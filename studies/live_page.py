@@ -1,8 +1,8 @@
 """How smooth the live page is: `python studies/live_page.py`. Four architectures, 100 requests in flight, 10×.
 
-Prints updates per second, the speed that was reached, and the processor time of the simulating processes, of the page's
-server and of one headless browser, which draws without a GPU; and what other programs took meanwhile: what they take is
-not there for the rest. Then how much memory a session holds after 10 and 60 simulated minutes.
+Prints updates per second, the speed that was reached, and the processor time of the session with its page's server and
+of one headless browser, which draws without a GPU; and what other programs took meanwhile: what they take is not there
+for the rest. Then how much memory a session holds after 10 and 60 simulated minutes.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ from contextlib import suppress
 from pathlib import Path
 
 from pdvsim.live.knobs import Setup
-from pdvsim.live.pace import Feed, drive
 from pdvsim.live.page import Dashboard
 from pdvsim.live.server import PageServer
 from pdvsim.live.session import Session
@@ -49,17 +48,14 @@ def busy_s() -> float:
     return sum(int(words[at]) for at in (1, 2, 3, 6, 7)) / TICKS
 
 
-def costs_s(feed: Feed) -> dict[str, float]:
+def costs_s() -> dict[str, float]:
     """Processor time so far, by whose it is."""
-    of, simulation, me = spent_s(), feed._process.pid or 0, os.getpid()
-    every = below(me, of)
-    costs = {"simulation": below(simulation, of), "page's server": of[me][1]}
-    costs["browser"] = every - sum(costs.values())
-    costs["other programs"] = busy_s() - every
-    return costs
+    of, me = spent_s(), os.getpid()
+    every, own = below(me, of), of[me][1]
+    return {"session and server": own, "browser": every - own, "other programs": busy_s() - every}
 
 
-def watch(url: str, feed: Feed, figures: dict[str, float]) -> None:
+def watch(url: str, show: Dashboard, figures: dict[str, float]) -> None:
     """A browser for a while, and what it cost."""
     from playwright.sync_api import sync_playwright
 
@@ -72,15 +68,15 @@ def watch(url: str, feed: Feed, figures: dict[str, float]) -> None:
         page.wait_for_timeout(5000)
         strip = "document.querySelector('#strip .body div'), {childList: true}"
         page.evaluate(f"() => {{ window.n = 0; new MutationObserver(() => window.n++).observe({strip}) }}")
-        began, costs, at_s = time.monotonic(), costs_s(feed), feed.latest.now_s
+        began, costs, at_s = time.monotonic(), costs_s(), show.pacer.session.now_s
         inside = []
         for _ in range(int(SECONDS)):
             page.wait_for_timeout(1000)
-            inside.append(feed.latest.figures[0]["in_system"])
-        passed_s, later, went_s = time.monotonic() - began, costs_s(feed), feed.latest.now_s - at_s
+            inside.append(show.pacer.session.stations[0].in_system)
+        passed_s, later, went_s = time.monotonic() - began, costs_s(), show.pacer.session.now_s - at_s
         figures["updates/s in the browser"] = page.evaluate("() => window.n") / passed_s
         figures["speed"] = went_s / passed_s
-        figures["speed for a core"] = went_s / (later["simulation"] - costs["simulation"])
+        figures["speed for a core"] = went_s / (later["session and server"] - costs["session and server"])
         figures |= {f"cores: {name}": (later[name] - cost_s) / passed_s for name, cost_s in costs.items()}
         figures["in system, mean"] = sum(inside) / len(inside)
         browser.close()
@@ -89,19 +85,18 @@ def watch(url: str, feed: Feed, figures: dict[str, float]) -> None:
 def smooth() -> None:
     """The page, for a while."""
     setup = Setup(ARCHS, Experiment(traffic=Traffic(request_rate=30.0), server=Server(PAIR, 2)))
-    feed = Feed(drive, setup, 10.0, 30.0)
+    show = Dashboard(setup, 10.0, lambda *_: "", "")
     server = PageServer(None, 0, None)
     figures: dict[str, float] = {}
 
     def watched() -> None:
         try:
-            watch(server.url, feed, figures)
+            watch(server.url, show, figures)
         finally:
             os.kill(os.getpid(), 2)
 
     threading.Thread(target=watched, daemon=True).start()
-    server.run(Dashboard(feed, setup, ARCHS, lambda shown: lambda: None, ""))
-    feed.close()
+    server.run(show)
     for name, value in figures.items():
         print(f"{name:<28}{value:8.2f}")
 

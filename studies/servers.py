@@ -14,31 +14,18 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
-import os
-import re
 import shlex
-import signal
-import subprocess
-import sys
 import time
-import urllib.request
-from contextlib import redirect_stdout, suppress
+from contextlib import redirect_stdout
 from hashlib import sha256
 from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-ENVIRONMENT = {
-    "VLLM_NO_USAGE_STATS": "1", "VLLM_DO_NOT_TRACK": "1", "HF_HUB_OFFLINE": "1", "VLLM_USE_FLASHINFER_SAMPLER": "0",
-    "TOKENIZERS_PARALLELISM": "false",
-}  # fmt: skip
-FIRST_PORT = 8123
+from pdvsim.realrun.engines import EngineServer
+
+ENVIRONMENT = {"HF_HUB_OFFLINE": "1", "VLLM_USE_FLASHINFER_SAMPLER": "0"}
 PATIENCE_S = 300  # for a wave to start
-TOLD = re.compile(  # lines of a server's log that say what to model
-    r"KV cache size|Asynchronous scheduling|Async scheduling|max_num_scheduled_tokens|cudagraph|Graph capturing|"
-    r"Model loading took|torch.compile took|Chunked prefill|model runner|Using .* backend|drafter|synthetic",
-    re.IGNORECASE,
-)
 METRICS = ("ttft", "tpot", "itl", "e2el")
 STATISTICS = ("mean", "median", "p50", "p90", "p95", "p99")
 TOTALS = (
@@ -49,10 +36,10 @@ TOTALS = (
 
 
 class Server:
-    """One `vllm serve`, from its start until its process group is gone."""
+    """One `vllm serve` of a plan."""
 
-    def __init__(self, job: dict[str, Any], port: int, models: Path, folder: Path) -> None:
-        self.job, self.port, self.models, self.folder = job, port, models, folder
+    def __init__(self, job: dict[str, Any], models: Path, folder: Path) -> None:
+        self.job, self.models, self.folder = job, models, folder
         flags = [*job.get("serve", []), "--load-format", "dummy", "--max-model-len", "8192"]
         if "kv_gib" in job:
             flags += ["--kv-cache-memory-bytes", str(int(job["kv_gib"] * 2**30)), "--gpu-memory-utilization", "0.1"]
@@ -60,31 +47,8 @@ class Server:
             told = spec | ({"model": str(models / spec["model"])} if spec.get("model") else {})
             flags += ["--speculative-config", json.dumps(told)]
         self.command = ["vllm", "serve", str(models / job["model"]), *flags]
-        self.log = folder / f"{job['name']}.server.log"
-        python = [sys.executable, "-m", "vllm.entrypoints.cli.main", *self.command[1:]]
-        with self.log.open("w") as log:
-            self.process = subprocess.Popen(
-                [*python, "--port", str(port), "--host", "127.0.0.1"], stdout=log, stderr=subprocess.STDOUT,
-                env=os.environ | ENVIRONMENT | job.get("env", {}), start_new_session=True,
-            )  # fmt: skip
-
-    def is_up(self) -> bool:
-        with suppress(OSError), urllib.request.urlopen(f"http://127.0.0.1:{self.port}/health", timeout=2):
-            return True
-        return False
-
-    def told(self) -> list[str]:
-        """What its log says of scheduling, graphs and memory."""
-        lines = self.log.read_text(errors="replace").splitlines()
-        return list(dict.fromkeys(line.partition("] ")[2][:300] for line in lines if TOLD.search(line)))
-
-    def stop(self) -> None:
-        for sent in (signal.SIGTERM, signal.SIGKILL):
-            with suppress(ProcessLookupError):
-                os.killpg(self.process.pid, sent)
-            with suppress(subprocess.TimeoutExpired):
-                self.process.wait(15)
-                return
+        words, log = ["-m", "vllm.entrypoints.cli.main", *self.command[1:]], folder / f"{job['name']}.server.log"
+        self.process = EngineServer(words, ENVIRONMENT | job.get("env", {}), log)
 
     def bench(self, bench: dict[str, Any], seed: int) -> dict[str, Any]:
         """Run `vllm bench serve` in this process; the row of its result."""
@@ -105,7 +69,7 @@ class Server:
         words += ["--request-rate", str(bench["rate"])] if bench.get("rate") else []
         words += ["--random-prefix-len", str(bench["prefix"])] if bench.get("prefix") else []
         words += ["--percentile-metrics", ",".join(METRICS), "--metric-percentiles", "50,90,95,99"]
-        private = ["--backend", "vllm", "--base-url", f"http://127.0.0.1:{self.port}", "--endpoint", "/v1/completions"]
+        private = ["--backend", "vllm", "--base-url", self.process.url, "--endpoint", "/v1/completions"]
         private += ["--save-result", "--save-detailed", "--result-dir", str(self.folder), "--result-filename", name]
         with (self.folder / f"{self.job['name']}.bench.log").open("a") as log, redirect_stdout(log):
             asyncio.run(serve.main_async(parser.parse_args([*words, *private, "--disable-tqdm"])))
@@ -177,35 +141,30 @@ def main() -> None:
         if left() < 120:
             print("no time for wave", wave)
             break
-        begin = time.monotonic()
-        servers = []
-        for at, job in enumerate(members):
-            servers.append(Server(job, FIRST_PORT + at, given.models.resolve(), given.output))
-            time.sleep(job.get("apart_s", 0))
-        waiting = list(servers)
-        while waiting and left() > 20 and time.monotonic() - begin < PATIENCE_S:
-            for server in list(waiting):
-                if server.is_up() or server.process.poll() is not None:
-                    waiting.remove(server)
-                    print(f"{server.job['name']}: {time.monotonic() - begin:.0f} s", server.process.poll(), flush=True)
-            time.sleep(0.5)
+        begin, servers = time.monotonic(), list[Server]()
         try:
+            for job in members:
+                servers.append(Server(job, given.models.resolve(), given.output))
+                time.sleep(job.get("apart_s", 0))
+            failed = set[str]()
+            for what in ("start", "measure"):  # all are up before the first is measured
+                for server in (server for server in servers if server.job["name"] not in failed):
+                    print(f"wave {wave}: {what} {server.job['name']}", flush=True)
+                    try:
+                        if what == "start":
+                            server.process.wait(min(left() - 20, begin + PATIENCE_S - time.monotonic()))
+                        else:
+                            measure(server, given.output / "rows.jsonl", left)
+                    except Exception as error:  # the others of the wave may still do
+                        failed.add(server.job["name"])
+                        print("  failed:", repr(error)[:300], flush=True)
             for server in servers:
-                print(server.job["name"], "wave", wave, flush=True)
+                about = {"server": server.job["name"], "log": server.process.told()}
                 with (given.output / "servers.jsonl").open("a") as file:
-                    about = {"server": server.job["name"], "log": server.told()}
                     file.write(json.dumps(about) + "\n")
-                if server in waiting or server.process.poll() is not None:
-                    wrong = [line for line in server.log.read_text().splitlines() if "rror" in line]
-                    print("  NOT up:", *wrong[-12:], sep="\n   ")
-                    continue
-                try:
-                    measure(server, given.output / "rows.jsonl", left)
-                except Exception as error:
-                    print("  failed:", repr(error)[:300], flush=True)
         finally:
             for server in servers:
-                server.stop()
+                server.process.close()
     print(f"{left():.0f} s left")
 
 

@@ -25,15 +25,13 @@ import numpy as np
 from resultdirs import sweep_folder
 
 from pdvsim import cli
-from pdvsim.bench.folder import check_sweep
-from pdvsim.bench.resultfiles import read_records
-from pdvsim.bench.results import load
+from pdvsim.bench.results import check_result, load, read_records
 from pdvsim.calibration.validate.bench import read_load
 from pdvsim.calibration.validate.served import read_runs
 from pdvsim.cli import command_class
 from pdvsim.common.files import SEAL, sealed
 from pdvsim.common.options import options
-from pdvsim.profiler import parts, samples
+from pdvsim.profiler import samples
 from pdvsim.sim.models.presets import model_or_config
 from pdvsim.sim.prices.cards import card_file
 from pdvsim.sim.prices.profile import builtin
@@ -121,17 +119,13 @@ def make_yard(folder: Path) -> Yard:
         "flags.toml": TOML,
     }
     content = {name: text.encode() for name, text in good.items()}
-    content |= {f"sweep/{name}": (sweep / name).read_bytes() for name in ("sweep.json", "summary.parquet")}
+    content["sweep/rows.jsonl"] = (sweep / "rows.jsonl").read_bytes()
     details = ("requests", "launches", "deliveries")
     content |= {f"run.{name}.parquet": (folder / f"run.{name}.parquet").read_bytes() for name in details}
     content["run.json"] = run.read_bytes()
     data = Path(samples.__file__).parents[1] / "calibration" / "data" / "h200"
     content["samples/header.json"] = (data / samples.HEADER).read_bytes()
     content["samples/samples.parquet"] = (data / samples.SAMPLES).read_bytes()
-    part = io.BytesIO()
-    columns = {name: np.zeros(2, dtype) for name, dtype, _ in parts.COLUMNS}
-    np.savez_compressed(part, header=json.dumps({"schema_version": 1}), **columns)
-    content["part.npz"] = part.getvalue()
     return Yard(folder, content, sweep, run)
 
 
@@ -278,15 +272,13 @@ LOADERS: dict[str, Callable[[Path], object]] = {
     "metrics.txt": lambda path: counters.read_acceptance(str(path)),
     "runs.jsonl": read_runs,
     "bench.json": lambda path: read_load(str(path)),
-    "sweep/sweep.json": lambda path: (check_sweep(path.parent), load([path.parent])),
-    "sweep/summary.parquet": lambda path: load([path.parent]),
+    "sweep/rows.jsonl": lambda path: (check_result(path.parent), load([path.parent])),
     "run.json": lambda path: page(build(load([path]))),
     "run.requests.parquet": lambda path: read_records(str(path.with_name("run"))),
     "run.launches.parquet": lambda path: read_records(str(path.with_name("run"))),
     "run.deliveries.parquet": lambda path: read_records(str(path.with_name("run"))),
     "samples/header.json": lambda path: samples.load_header(path.parent),
     "samples/samples.parquet": lambda path: samples.load(path.parent),
-    "part.npz": parts.read,
 }
 SMALL = ("--num-prompts", "3", "--input-len", "20", "--output-len", "5")
 USES: dict[str, tuple[str, ...]] = {  # a command line that reads the file, which stands for {}
@@ -302,7 +294,7 @@ USES: dict[str, tuple[str, ...]] = {  # a command line that reads the file, whic
     "runs.jsonl": ("validate", "{}", "--no-ablations", "--jobs", "1", "--json"),
     "flags.toml": ("run", "--config", "{}"),
     "run.json": ("report", "{}", "-o", "{}.html"),
-    "sweep/sweep.json": ("sweep", "-o", "{folder}", "--resume", "--dry-run", "--request-rate", "20", *SMALL),
+    "sweep/rows.jsonl": ("sweep", "-o", "{folder}", "--resume", "--dry-run", "--request-rate", "20", *SMALL),
 }
 
 

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import json
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import pandas as pd
-
-from pdvsim import Run, __version__
-from pdvsim.bench.output import DETAILS, dumps, settings
-from pdvsim.bench.sweep import flatten
-from pdvsim.common.files import SEAL, sealed
+from pdvsim.bench.folder import SWEEP, SweepDir
+from pdvsim.bench.pool import Backend, Outcome, Row
+from pdvsim.bench.rows import ROWS, Rows
+from pdvsim.bench.run import run
+from pdvsim.bench.sweep import Sweep
 from pdvsim.sim.config import Arch, Experiment, Hardware, Scoring, Traffic
-from pdvsim.sim.run import simulate
 
 WARMUP = 3
 BASE = Experiment(
@@ -34,28 +32,31 @@ def sweep_folder(
     rates: tuple[float, ...] = (20.0, 400.0),
     seeds: int = 2,
     detailed: bool = True,
-    **header: Any,
+    **vary: tuple[Any, ...],
 ) -> Path:
-    """A finished sweep in `folder`; `header` replaces fields of its sweep.json."""
-    (folder / "details").mkdir(parents=True)
-    rows = []
-    for rate in rates:
-        for arch in archs:
-            for seed in range(seeds):
-                run = Run(simulate(experiment(arch, rate, seed)))
-                point = {"point": len(rows), "arch": arch, "pair": BASE.server.pair, "load_kind": "request_rate"}
-                point |= {"load": rate, "run": seed, "seed": seed}
-                point |= {name: run.result.meta[name] for name in ("profile", "foundation", "gpu", "gpus")}
-                if detailed:
-                    for name in DETAILS:
-                        path = folder / "details" / f"{len(rows):05d}.{name}.parquet"
-                        getattr(run, name).to_parquet(path, index=False)
-                rows.append(point | flatten(run.metrics))
-    pd.DataFrame(rows).to_parquet(folder / "summary.parquet", index=False)
-    document = {"date": "20260101-000000", "pdvsim_version": __version__, "schema_version": 2}
-    document |= {"sweep": {"archs": archs, "base": settings(BASE)}}
-    (folder / "sweep.json").write_text(dumps(document | header))
+    """A finished sweep in `folder`."""
+    where = SweepDir(folder, Sweep(archs, (), rates, seeds, BASE, vary), detailed)
+    with where.opened(resume=False) as rows:
+        run(where.sweep.points(), Backend(1), rows=rows, records=where.details)
     return folder
+
+
+def edited_rows(folder: Path, change: Callable[[Row], Row], key: str | None = None) -> None:
+    """Change every row of a sweep, or that of a key."""
+    rows = Rows(folder / ROWS)
+    keys = [point["key"] for point in asked(folder)["points"]] if key is None else [key]
+    for key, entry in [(key, rows.get(key)) for key in keys]:
+        rows.add(key, Outcome(0, {"row": change(entry.row), "details": entry.details}))
+
+
+def edited_sweep(folder: Path, **changes: Any) -> None:
+    """Change fields of what was asked of a sweep."""
+    edited_rows(folder, lambda asked: asked | changes, SWEEP)
+
+
+def asked(folder: Path) -> Row:
+    """What was asked of a sweep; its points are keys and labels."""
+    return dict(Rows(folder / ROWS).get(SWEEP).row)
 
 
 def lines(path: Path) -> bytes:
@@ -65,13 +66,6 @@ def lines(path: Path) -> bytes:
 
 
 def content(folder: Path) -> dict[str, bytes]:
-    """Every file that has to be the same however the sweep came about; the date and the lock are not."""
+    """Every file that has to be the same however the sweep came about; the date, the plot and the lock are not."""
     paths = [*folder.rglob("*.parquet"), *folder.glob("rows.jsonl")]
     return {str(path.relative_to(folder)): lines(path) for path in paths}
-
-
-def edited(path: Path, **changes: Any) -> None:
-    """Change fields of a JSON file, sealed again if it was; None removes one."""
-    document = json.loads(path.read_text()) | changes
-    document = {k: v for k, v in document.items() if v is not None}
-    path.write_text(json.dumps(sealed(document) if SEAL in document else document))

@@ -40,7 +40,7 @@ SIM_FLOORS = (  # the same inside sim, by folder or file
     ("config",),
     ("metrics",),
     ("engines",),
-    ("assembly", "client", "cluster", "relevance", "run", "trust"),
+    ("assembly", "cluster", "relevance", "run", "trust"),
 )
 HEAVY = {  # what takes long to import, or may not be there
     "distributed", "joblib", "matplotlib", "numpy", "pandas", "pyarrow", "pydantic", "pynvml", "ray",

@@ -10,6 +10,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from refusals import another, one_line
+
+from pdvsim.cli import COMMANDS, command_class
+from pdvsim.common.options import build, options
+from pdvsim.sim.config import GROUPS
+from pdvsim.sim.limits import Of
 
 DRAFTS = "draft-table --dataset-name random --input-len 64 --output-len 16 --max-num-seqs 8"
 OF_A_SERVER = ("--pair tinyllama-1.1b:llama-2-7b", "--gpu h100-sxm", "--drafter ngram", "--num-speculative-tokens 2")
@@ -43,13 +49,10 @@ REFUSED = [  # what the line must name: the option, its value, its limit, or wha
     ("run --pair tinyllama-1.1b:", "unknown model ''"),
     ("run --dataset-name mooncake --dataset-path /no/such.jsonl", "/no/such.jsonl"),
     ("run --num-prompts 8 --warmup-requests 8", "no request is left"),
-    ("run --random-range-ratio 0.2", "--random-range-ratio --dataset-name"),
     ("run --pair ngram:llama-2-7b --drafter model", "--drafter"),
     ("run --pair eagle3-llama-2-7b:llama-3.1-8b", "llama-3.1-8b"),
     ("run --drafter eagle3 --arch pdv-ahead", "--drafter"),
     ("run --drafter eagle3 --place prefill=1 verify=1", "GPU"),
-    ("run --drafter none --num-speculative-tokens 5", "--num-speculative-tokens"),
-    ("run --max-model-len 9", "--max-model-len --dataset-path"),
     ("run --goodput ttft:1e300", "goodput ttft 1e+09"),
     ("sweep --concurrency 1 --request-rate 2", "exclusive"),
     ("sweep --concurrency 1 --max-concurrency 2", "exclusive"),
@@ -76,25 +79,18 @@ REFUSED = [  # what the line must name: the option, its value, its limit, or wha
     ("validate --kind plain", "--kind --silicon"),
     ("validate --silicon all --write", "--silicon"),
     ("validate --bench x.json", "--bench"),
-    *((f"validate {option}", "can be used only with --bench") for option in OF_A_SERVER),
-    ("acceptance --texts x", "--texts --drafter"),
-    ("acceptance --texts x --drafter eagle3", "--texts --drafter"),
-    ("acceptance --output x", "need --texts"),
+    *((f"validate {option}", "belongs to --bench") for option in OF_A_SERVER),
     ("acceptance --drafter none", "acceptance"),
-    ("acceptance --suffix-decoding-max-tree-depth 8", "--drafter --texts"),
     ("live --no-browser --port 0 --token short", "token"),
     ("map --arch pd", "arch two"),
     ("map --concurrency 1 --request-rate 2", "--concurrency --request-rate"),
-    ("map --pairs a:b", "--pairs --y"),
     ("map --y size", "pairs one"),
     ("map --acceptances 0.5,0.5", "acceptances twice"),
-    ("map --y size --pairs gemma-2b:gemma-7b --acceptances 0.5", "--acceptances needs --y acceptance"),
     ("map --synthetic-acceptance-rates 0.5", "--synthetic-acceptance-rates"),
     ("map --objective goodput", "objective --goodput"),
     ("map --against pd --arch pdv,colocated", "--against pdv colocated"),
     ("map --y card", "try-cards"),
     ("map --y card --try-cards h200,h200", "try-cards twice"),
-    ("map --try-cards h200", "--try-cards --y"),
     ("capacity", "give --goodput"),
     ("capacity --goodput ttft:0", "met"),
     ("capacity --goodput ttft:9 --request-rate 3", "--request-rate"),
@@ -116,11 +112,9 @@ REFUSED = [  # what the line must name: the option, its value, its limit, or wha
     ("reproduce", "table"),
     ("reproduce three-way --num-runs 0", "num-runs 10000"),
     ("reproduce three-way --seed -1", "seed"),
-    ("run --num-prompts 2 --expert-overlap 0.5", "--expert-overlap"),
     ("run --num-prompts 2 --quantization nf4", "--quantization nf4"),
     ("run --num-prompts 2 --kv-cache-dtype int8", "--kv-cache-dtype int8"),
     ("run --num-prompts 2 --model gpt-oss-20b --quantization fp8", "gpt-oss-20b"),
-    ("run --num-prompts 2 --enable-expert-parallel", "--enable-expert-parallel experts"),
     ("run --num-prompts 2 --ep-size 8", "--enable-expert-parallel"),
     ("run --num-prompts 2 --data-parallel-size 2", "--data-parallel-size experts"),
     ("validate --run 9999", "runs 1 to"),
@@ -164,7 +158,6 @@ REFUSED = [  # what the line must name: the option, its value, its limit, or wha
     ("run --arch pdv --place verify=0+1", "a target verifies on one GPU"),
     ("run --arch pdv --place decode=1 --cards h200", "--cards names 1 cards, 2 GPUs"),
     ("run --arch pdv --place decode=1+2 --cards h200,l4,h200", "--cards: the GPUs of one lane must be of one type"),
-    ("run --arch pdv --cards h200", "--cards needs several GPUs"),
     ("run --arch pd --disaggregate 2p", "'2p' must be prefill and decode engines as 2p1d"),
     ("run --arch pd --disaggregate 0p1d", "'0p1d' must be 1 to 64 engines"),
     ("run --arch pdv --disaggregate 1p1d", "--disaggregate needs --arch pd, not pdv"),
@@ -172,24 +165,18 @@ REFUSED = [  # what the line must name: the option, its value, its limit, or wha
     (f"{APART} --cards h200", "--cards: --disaggregate takes 2, got 1"),
     (f"{APART} --prefill-tensor-parallel-size 3", "prefill-tensor-parallel-size must be one of 1, 2, 4, 8, got 3"),
     (f"{APART} --drafter eagle3 --draft-kv recomputed", "--draft-kv recomputed: eagle3 reads hidden states"),
-    (f"{APART} --drafter none --draft-kv recomputed", "--draft-kv no effect needs a drafter on the GPU"),
-    ("run --arch pd --kv-transfer prompt", "--kv-transfer no effect it needs --disaggregate"),
+    (f"{APART} --drafter none --draft-kv recomputed", "--draft-kv no effect belongs to a drafter on the GPU"),
     ("run --tensor-parallel-size 3", "tensor-parallel-size must be one of 1, 2, 4, 8, got 3"),
     ("run --tensor-parallel-size 4 --draft-tensor-parallel-size 2", "must be 1 or tensor-parallel-size, 4, got 2"),
     ("run --pair qwen2-1.5b:qwen2.5-72b --tensor-parallel-size 8", "its heads, 12, --draft-tensor-parallel-size 1"),
     ("run --pair none:llama-3.1-8b --data-parallel-size 2", "--data-parallel-size needs a target with experts"),
     ("run --arch pd --pair none:qwen3-30b-a3b --data-parallel-size 2", "ranks step together, autoregressive, not pd"),
-    (f"{MIXTURE} --enable-expert-parallel", "--enable-expert-parallel no effect it needs --data-parallel-size above 1"),
-    (f"{MIXTURE} --data-parallel-size 2 --all2all-backend deepep_low_latency", "--all2all-backend no effect"),
-    (f"{MIXTURE} --engine trtllm --attention-dp-timeout-iters 60", "--attention-dp-timeout-iters no effect it needs"),
-    (f"{MIXTURE} --engine vllm --data-parallel-size 2 --attention-dp-timeout-iters 60", "no effect it needs trtllm"),
-    (f"{MIXTURE} --attention-dp-batching-wait-iters 3", "no effect it needs --attention-dp-timeout-iters"),
     ("run --pair none:deepseek-v3 --data-parallel-size 16", "are 16 GPUs: more than 8 need --enable-expert-parallel"),
     (f"{APART} --pair none:deepseek-v3 --prefill-data-parallel-size 16", "are 16 GPUs: need --enable-expert-parallel"),
     (f"{SPREAD} --data-parallel-size 64 --tensor-parallel-size 2", "are 128 GPUs: a server has 72 at most"),
     (f"{SPREAD} --data-parallel-size 40", "must be one of 1, 2, 4, 8, 16, 24, 32, 48, 64, 72, got 40"),
     (f"{SPREAD} --data-parallel-size 24", "over 24 GPUs: its number of experts, 256, is no multiple"),
-    (f"{SPREAD} --data-parallel-size 8 --num-redundant-experts 32", "no effect it needs --enable-eplb"),
+    (f"{SPREAD} --data-parallel-size 8 --num-redundant-experts 32", "no effect it belongs to --enable-eplb"),
     (f"{SPREAD} --data-parallel-size 16 --gpu b200 {OVER_NVLINK}", "its NVLink joins 8 GPUs of b200, and not 16"),
     (f"{SPREAD} --data-parallel-size 8 {OVER_NVLINK}", "its NVLink joins no h200, and not 8"),
     # policies and their options
@@ -204,18 +191,16 @@ REFUSED = [  # what the line must name: the option, its value, its limit, or wha
     ("run --controller adaptive-verification --drafter ngram", "adaptive-verification not --drafter ngram"),
     ("run --arch pdv-ahead --synthetic-acceptance-rates 0.8,0.8,0.8,0.8", "--acceptance-rate or --acceptance-model"),
     ("run --arch pdv-ahead --acceptance-trace rounds.jsonl", "pdv-ahead needs --acceptance-rate or --acceptance-model"),
-    *((f"run --dataset-name random {talks} --kv-offload-gb 10", f"--kv-offload-gb no effect it needs {SHARED}")
+    *((f"run --dataset-name random {talks} --kv-offload-gb 10", f"--kv-offload-gb no effect it belongs to {SHARED}")
       for talks in ("", "--num-turns 6 --no-enable-prefix-caching", "--num-turns 6 --arch baseline")),
     *((f"run --arch pdv {idle}", "no effect " + idle.split()[-2]) for idle in (
         "--contention serial --priority preemptive",
-        "--synthetic-acceptance-rates 0.8,0.6,0.5,0.4 --acceptance-rate 0.7", "--tokenizer x",
+        "--synthetic-acceptance-rates 0.8,0.6,0.5,0.4 --acceptance-rate 0.7",
         "--kv-capacity-tokens 1000 --gpu-memory-utilization 0.5")),
     ("run --arch pdv --synthetic-acceptance-rates 0.8,0.6", "gives 2 positions; drafts have up to 4"),
-    ("run --arch pdv-unified --max-prompts-per-forward 2", "no effect --max-prompts-per-forward"),
-    ("run --arch autoregressive --tensor-parallel-size 2 --draft-tensor-parallel-size 1", "no --draft-tensor"),
     # engines
-    ("run --engine vllm --profile roofline", "leave out --profile"),
-    ("run --enforce-eager --engine vllm==0.13.0", "--enforce-eager no effect it needs vllm, 0.14 or later"),
+    ("run --engine vllm --profile roofline", "--profile no effect it belongs to --engine pdvsim"),
+    ("run --enforce-eager --engine vllm==0.13.0", "--enforce-eager no effect it belongs to vllm, 0.14 or later"),
     *((f"run --engine {one}", f"--engine: invalid choice '{one}'") for one in ("vlm", "vllm==new", "pdvsim==1.0")),
     ("run --engine vllm --padding sglang", "--padding sglang: profile h200-vllm is padded as vllm"),
     # records
@@ -232,3 +217,16 @@ def test_bad_input_is_one_line_and_writes_nothing(
     reason = refused(shlex.split(line))
     assert [name for name in named.split() if name not in reason] == []
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_an_option_is_refused_where_no_choice_has_it(command: str) -> None:
+    """With the choice that it belongs to. Those of experiments: tests/sim/test_relevance.py."""
+    kind: type = command_class(command)
+    known = options(kind)
+    for option in known.values():
+        belongs = [mark for mark in option.marks if isinstance(mark, Of) and option.owner not in GROUPS.values()]
+        usual = any(of.chosen(lambda name: False, lambda name: known[name].default) for of in belongs)
+        if belongs and not usual:
+            with one_line(f"{option.flag} has no effect here: it belongs to", *belongs):
+                build(kind, {option.name: another(option)})

@@ -1,18 +1,17 @@
-"""A sweep on disk: a folder that stays consistent whenever the sweep is stopped.
+"""A sweep on disk: a folder that stays consistent whenever the sweep is stopped. Its only store is rows.jsonl.
 
-    sweep.json        the resolved configuration, the keys of its points in order, digests of what is made of the rows
-    rows.jsonl        the row of each finished point, or why it failed (`rows`)
+    rows.jsonl        the row of each finished point, or why it failed (`rows`); under SWEEP, the settings and points
     details/          00007.requests.parquet (launches, deliveries): records, if requested; digests are in the row
-    summary.parquet   all rows in the order of the points
-    sweep.png         its plot
     .lock             locked by the writing process; a crash releases it
+    sweep.json, summary.parquet, sweep.png: settings, rows and plot, written at the end and never read
 
-A folder may be continued with other flags: rows of other settings stay in rows.jsonl, and the other files are of the
-sweep that ran last.
+A folder may be continued with other flags: rows of other settings stay in rows.jsonl, and its last SWEEP line says
+which of them are of the sweep that ran last.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -20,19 +19,20 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pdvsim.bench.output import SWEEP_SCHEMA, damaged_records, dumps, parquet, plain, setting, settings
-from pdvsim.bench.pool import Row
-from pdvsim.bench.rows import ROWS, Rows, locked
+from pdvsim.bench.output import dumps, parquet, remove_temporary, setting, settings
+from pdvsim.bench.pool import Outcome, Row
+from pdvsim.bench.rows import KEY_LENGTH, ROWS, KeptRun, Rows, locked
 from pdvsim.bench.run import finished_points, keys_of
 from pdvsim.bench.sweep import Sweep, frame_of
-from pdvsim.common.files import TEMPORARY, digest, sealed, sha256, unbroken, write_all, write_whole
+from pdvsim.common.files import digest, write_all
 from pdvsim.common.version import __version__
-from pdvsim.sim.reading import error_text, quoted, read_json
+from pdvsim.sim.reading import quoted
 
 if TYPE_CHECKING:
     import pandas as pd
 
-SHOWN_NAMES = 5
+SCHEMA = 3  # of the SWEEP line
+SWEEP = "sweep".ljust(KEY_LENGTH, "-")
 REPAIR = "--resume with the sweep's flags repairs it"
 
 
@@ -43,10 +43,6 @@ class SweepDir:
     path: Path
     sweep: Sweep
     save_detailed: bool = False
-
-    @property
-    def config_file(self) -> Path:
-        return self.path / "sweep.json"
 
     @property
     def details(self) -> Path | None:
@@ -61,141 +57,109 @@ class SweepDir:
         resolved = settings(self.sweep) | {"loads": [{"kind": k, "load": setting(v)} for k, v in loads]}
         files = sorted({path for point in points for path in point.experiment.files})
         return {
-            "schema_version": SWEEP_SCHEMA,
+            "schema_version": SCHEMA,
             "pdvsim_version": __version__,
             "num_points": len(points),
             "save_detailed": self.save_detailed,
             "inputs": {path: digest(path) or "not a file" for path in files},
             "sweep": resolved,
-            "keys": " ".join(keys_of(points, Rows(), self.details)),
         }
 
     def check(self, resume: bool) -> None:
-        """Reject a folder that holds a sweep, unless `resume` is set, or whatever this version cannot continue."""
-        if not self.config_file.exists():
-            return
-        stored = read_config(self.path)
-        if not resume and stored is None:
-            raise ValueError(f"{self.config_file}: is damaged; {REPAIR}")
-        if not resume and stored is not None:
+        """Reject a folder that holds a sweep, unless `resume` is set."""
+        path = self.path / ROWS
+        if not resume and path.is_file() and not path.is_symlink() and path.stat().st_size:
+            try:
+                stored = stored_sweep(self.path)
+            except ValueError as error:
+                raise ValueError(f"{error}; {REPAIR}") from None
             raise ValueError(
-                f"{self.path} holds a sweep ({len(Rows(self.path / ROWS))} of {stored.get('num_points')} points done): "
+                f"{self.path} holds a sweep ({len(stored.done)} of {len(stored.points)} points done): "
                 "continue it with --resume, or name another folder with -o"
             )
 
     @contextmanager
-    def opened(self, date: str, resume: bool) -> Iterator[Rows]:
+    def opened(self, resume: bool) -> Iterator[Rows]:
         """Make and lock the folder; its rows. A ValueError if that fails."""
         self.check(resume)
         with locked(self.path):
             self.check(resume)  # another process may have written meanwhile
+            self._clear()
             if self.details is not None:
                 self.details.mkdir(exist_ok=True)
-            stored = read_config(self.path) if self.config_file.exists() else None
-            if stored is None or any(stored.get(name) != value for name, value in plain(self.config).items()):
-                write_whole(self.config_file, self._config_bytes(date), replace=True)
+            rows, points = Rows(self.path / ROWS), self.sweep.points()
+            keys = zip(keys_of(points, rows, self.details), points, strict=True)
+            header = {**self.config, "points": [{"key": key} | point.labels for key, point in keys]}
+            known = rows.get(SWEEP)
+            if known is None or json.dumps(known.row) != json.dumps(header):
+                rows.add(SWEEP, Outcome(0, {"row": header, "details": {}}))
             try:
-                yield Rows(self.path / ROWS)
+                yield rows
             finally:
-                for left_over in self.path.rglob(TEMPORARY):  # of killed workers
-                    left_over.unlink(missing_ok=True)
+                self._clear()
 
-    def _config_bytes(self, date: str, **more: Any) -> bytes:
-        return (dumps(sealed({"date": date, **plain(self.config), **more})) + "\n").encode()
+    def _clear(self) -> None:
+        """Remove what killed processes left."""
+        for folder in (self.path, self.path / "details"):
+            remove_temporary(folder)
 
     def done(self) -> dict[int, Row]:
         """The rows of the finished points."""
         return finished_points(self.sweep.points(), Rows(self.path / ROWS), self.details)[0]
 
-    def summarise(
+    def export(
         self, rows: Sequence[Row], date: str, draw: Callable[[pd.DataFrame], bytes] | None
     ) -> tuple[pd.DataFrame, list[Path]]:
         """All rows in the order of the points, and the files made of them.
 
         Without `draw`, as after an interruption, the plot is skipped, which takes longest.
         """
-        frame = frame_of(rows)
-        table, plot = self.path / "summary.parquet", self.path / "sweep.png"
-        if not rows:
-            return frame, [self.config_file]
-        content = {table: parquet(frame)} | ({plot: draw(frame)} if draw else {})
-        made = {path.name: sha256(data) for path, data in content.items()}
-        stored = read_config(self.path) or {}
-        config = {self.config_file: self._config_bytes(str(stored.get("date", date)), made=made)}
-        write_all({plot: None, **content, **config}, replace=True)
-        return frame, [*content, self.config_file]
-
-
-def read_config(folder: Path) -> dict[str, Any] | None:
-    """The sweep.json of a folder; None if it is damaged, a ValueError of one line if this version did not write it."""
-    file = folder / "sweep.json"
-    try:
-        document = read_json(file)
-    except OSError as error:
-        raise ValueError(f"{file}: cannot be read ({error_text(error)})") from None
-    except ValueError:
-        return None
-    if not isinstance(document, dict):
-        return None
-    schema = document.get("schema_version")
-    if schema != SWEEP_SCHEMA:
-        raise ValueError(
-            f"{file}: schema_version is {quoted(schema)}, this version reads {SWEEP_SCHEMA}; name another folder"
-        )
-    typed = isinstance(document.get("keys"), str) and isinstance(document.get("made", {}), dict)
-    return document if typed and unbroken(document) else None
+        frame, plot = frame_of(rows), self.path / "sweep.png"
+        content: dict[Path, bytes] = {}
+        if rows:
+            content[self.path / "summary.parquet"] = parquet(frame)
+            if draw is not None:
+                content[plot] = draw(frame)
+        content[self.path / "sweep.json"] = (dumps({"date": date} | self.config) + "\n").encode()
+        write_all({plot: None, **content}, replace=True)
+        return frame, list(content)
 
 
 @dataclass(frozen=True)
-class ResultCheck:
-    """Whether a result is complete, and its problems."""
+class StoredSweep:
+    """What the folder of a sweep has: its settings, and the points in order, each with its labels and its row."""
 
-    whole: bool
-    lines: list[str]
+    header: dict[str, Any]
+    points: list[tuple[Row, KeptRun | None]]
+    failed: int  # points
+    damaged: int  # lines, as long as a point is missing
+    others: int  # rows of other settings
 
-
-def check_sweep(folder: Path) -> ResultCheck:
-    """The state of a sweep's folder; a ValueError if it is not one."""
-    config = read_config(folder)
-    if config is None:
-        return ResultCheck(False, [f"damaged: sweep.json; {REPAIR}"])
-    rows, keys = Rows(folder / ROWS), config["keys"].split()
-    entries = [rows.get(key) for key in keys]
-    missing = [f"{index:05}" for index, entry in enumerate(entries) if entry is None]
-    damaged = [f"{ROWS} ({rows.damaged} lines)"] if rows.damaged else []
-    damaged += [name for name, is_now in config.get("made", {}).items() if digest(folder / name) != is_now]
-    if config.get("save_detailed"):
-        for index, entry in enumerate(entries):
-            files = [] if entry is None else damaged_records(folder / "details", index, entry.details)
-            damaged += [f"details/{name}" for name in files]
-    failed = f", {len(rows.failed & set(keys))} failed" if rows.failed & set(keys) else ""
-    lines = [f"{len(keys) - len(missing)} of {len(keys)} points are complete{failed}"]
-    lines += [f"damaged: {some(damaged)}; {REPAIR}"] if damaged else []
-    lines += [f"missing or unusable: {some(missing)}"] if missing else []
-    if (other := len(rows) - len(set(keys)) + len(missing)) > 0:
-        lines += [f"{other} rows of other settings"]
-    return ResultCheck(not missing and not damaged, lines)
+    @property
+    def done(self) -> list[tuple[int, Row, KeptRun]]:
+        """Number, labels and row of each finished point."""
+        return [(at, labels, kept) for at, (labels, kept) in enumerate(self.points) if kept is not None]
 
 
-def some(names: Sequence[str]) -> str:
-    """The first few names, printable, and how many more there are."""
-    shown = ", ".join("".join(c if c.isprintable() else "?" for c in name) for name in names[:SHOWN_NAMES])
-    return shown + (f" and {len(names) - SHOWN_NAMES} more" if len(names) > SHOWN_NAMES else "")
-
-
-def check_run(path: Path) -> ResultCheck:
-    """The state of a run's document and its records; a ValueError if it is not one."""
+def stored_sweep(folder: Path) -> StoredSweep:
+    """What a folder has; a ValueError of one line if it holds no sweep of this version."""
+    path = folder / ROWS
+    if not path.is_file():
+        raise ValueError(f"{path}: No such file: not a sweep's folder")
+    rows = Rows(path)
+    kept = rows.get(SWEEP)
+    if kept is None:
+        raise ValueError(f"{path}: does not say which sweep it is of, or that line is damaged")
+    if (version := kept.row.get("schema_version")) != SCHEMA:
+        raise ValueError(f"{path}: schema_version is {quoted(version)}, this version reads {SCHEMA}")
     try:
-        document = read_json(path)
-    except OSError as error:
-        raise ValueError(f"{path}: {error.strerror}: neither a sweep's folder nor a run's JSON file") from None
-    except ValueError:
-        return ResultCheck(False, ["damaged: not JSON, or truncated"])
-    if not isinstance(document, dict) or "pdvsim_version" not in document:
-        raise ValueError(f"{path}: neither a sweep's folder nor a run's JSON file")
-    if not unbroken(document) or "records_sha256" not in document:
-        return ResultCheck(False, ["damaged: the document was changed"])
-    records = document["records_sha256"]
-    bad = [name for name, was in records.items() if digest(path.with_name(name)) != was]
-    lines = [f"the document is complete, and {len(records) - len(bad)} of {len(records)} record files"]
-    return ResultCheck(not bad, lines + ([f"damaged or missing: {some(bad)}"] if bad else []))
+        header = {**kept.row, "sweep": dict(kept.row["sweep"])}
+        labels = list(map(dict, header.pop("points")))
+        keys = [str(one.pop("key")) for one in labels]
+    except (KeyError, TypeError, ValueError):
+        raise ValueError(f"{path}: is no sweep of this version") from None
+    entries = list(map(rows.get, keys))
+    missing = {key for key, entry in zip(keys, entries, strict=True) if entry is None}
+    others = len(rows) - 1 - len(set(keys) - missing)
+    points, damaged = list(zip(labels, entries, strict=True)), rows.damaged if missing else 0
+    return StoredSweep(header, points, len(rows.failed & missing), damaged, others)

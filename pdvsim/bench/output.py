@@ -9,6 +9,7 @@ import io
 import json
 import math
 import os
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict
@@ -21,7 +22,7 @@ import numpy as np
 
 from pdvsim.bench.stats import Interval
 from pdvsim.common.console import say
-from pdvsim.common.files import check_writable, digest, in_place, write_all
+from pdvsim.common.files import TEMPORARY, check_writable, digest, in_place, write_all
 from pdvsim.common.version import __version__
 from pdvsim.sim.config import Experiment
 from pdvsim.sim.core import KINDS
@@ -32,8 +33,8 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 SCHEMA = 1  # of a run's document
-SWEEP_SCHEMA = 2  # of sweep.json
 DETAILS = ("requests", "launches", "deliveries")
+OLD_S = 3600.0  # of a temporary file that no process can still be writing
 WORDS = {"lane": LANES, "kind": KINDS, "role": ROLES}
 
 
@@ -174,7 +175,7 @@ class _Hashed(io.RawIOBase):
 
 
 def tidy(frame: pd.DataFrame) -> pd.DataFrame:
-    """The same with one value per cell: a list becomes one column per position; missing values are nan."""
+    """A table with one value per cell: a list becomes one column per position; missing values are nan."""
     frame = frame.astype({name: float for name in frame if frame[name].isna().all()})
     columns: dict[str, Any] = {}
     for name, column in frame.items():
@@ -228,6 +229,7 @@ def answer_files(name: str, folder: str | None, question: object, date: str) -> 
 def check_file(path: Path) -> Path:
     """`path` if it can be written, in a new folder if needed; an OSError otherwise. Leaves no file and no folder."""
     with _folder_for(path):
+        remove_temporary(Path(os.path.realpath(path)).parent, OLD_S)
         check_writable(path)
     return path
 
@@ -250,6 +252,14 @@ def check_folder(path: Path) -> Path:
         raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(path))
     check_file(path / ".pdvsim")
     return path
+
+
+def remove_temporary(folder: Path, age_s: float = 0.0) -> None:
+    """Remove what killed processes left in a folder, as far as it is of that age."""
+    for path in folder.glob(TEMPORARY):
+        with contextlib.suppress(OSError):
+            if time.time() - path.lstat().st_mtime >= age_s:
+                path.unlink()
 
 
 @contextmanager

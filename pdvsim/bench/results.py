@@ -8,20 +8,74 @@ that unrelated points are never paired or averaged.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+import re
+import time
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
+from numbers import Real
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from pdvsim.bench.resultfiles import Records, read_records
-from pdvsim.bench.sources import KEYS, Source, known_profile, read_run, read_sweep
+import numpy as np
+
+from pdvsim.bench.folder import REPAIR, stored_sweep
+from pdvsim.bench.output import SCHEMA, WORDS, damaged_records
+from pdvsim.bench.rows import ROWS
 from pdvsim.bench.stats import headline
-from pdvsim.sim.config import RANKED
+from pdvsim.bench.sweep import flatten
+from pdvsim.common.files import SEAL, digest, unbroken
+from pdvsim.common.options import converted, options
+from pdvsim.sim.config import RANKED, Experiment
+from pdvsim.sim.engines.profiles import TABLES, engine_profile, tables_file
 from pdvsim.sim.prices.cards import GPUS
-from pdvsim.sim.prices.profile import builtin
+from pdvsim.sim.prices.kernels import shipped_tables
+from pdvsim.sim.prices.profile import Profile, builtin, roofline
+from pdvsim.sim.prices.profile import load as load_profile
+from pdvsim.sim.reading import error_text, printable, quoted, read_json, read_table
+from pdvsim.sim.records import DELIVERY_DTYPES, LATER_COLUMNS, LAUNCH_DTYPES, REQUEST_DTYPES, Columns
 
 if TYPE_CHECKING:
     import pandas as pd
+
+Config = dict[str, Any]  # the settings of an experiment by group, as `asdict` gives them
+
+KEYS = ("arch", "load_kind", "load")  # identify a point, with its settings and seed
+GROUPS = ("traffic", "acceptance", "server", "hardware", "scoring")
+LOAD_SETTINGS = ("seed", "request_rate", "max_concurrency", "use_trace_timestamps")
+SHOWN_NAMES = 5
+DTYPES = {"requests": REQUEST_DTYPES, "launches": LAUNCH_DTYPES, "deliveries": DELIVERY_DTYPES}
+FIGURE = re.compile(  # the names of columns of numbers
+    r"(mean|std|median|breakdown_ms|lanes|kinds|total|max_output)_.*"
+    r"|(.*_)?(load|seed|ms|throughput|goodput|duration|completed|rate|acceptance_length|share)"
+)
+
+
+@dataclass(frozen=True)
+class Source:
+    """One sweep or run: its path, its configuration and its foundation."""
+
+    name: str
+    path: Path
+    date: str
+    version: str
+    config: Config  # of the experiment, or the base of a sweep
+    vary: tuple[str, ...]  # columns of the sweep's varied flags
+    provenance: dict[str, Any] | None
+    incomplete: str = ""  # missing points of a sweep or records of a run
+
+    def workload(self, columns: Collection[str] = ()) -> list[dict[str, Any]]:
+        """Everything that two results must share to be paired by seed, except `columns`."""
+        traffic = {k: v for k, v in self.config["traffic"].items() if k not in LOAD_SETTINGS}
+        parts = (traffic, *(self.config[name] for name in ("acceptance", "hardware", "scoring")))
+        return [{k: v for k, v in part.items() if k not in columns} for part in parts]
+
+    def setting(self, name: str) -> Any:
+        """A setting of the configuration, in the format of a sweep's table."""
+        groups = (self.config[group] for group in GROUPS)
+        value = next((group[name] for group in groups if name in group), "not stated")
+        if isinstance(value, tuple):
+            return "+".join(map(str, value))
+        return "none" if value is None else value
 
 
 @dataclass(frozen=True)
@@ -37,9 +91,9 @@ class Results:
         return list(dict.fromkeys(self.points["arch"]))
 
     @property
-    def configs(self) -> list[dict[str, Any]]:
+    def configs(self) -> list[Config]:
         """The configuration of each result with points in the table."""
-        return [self.sources[number].config.model_dump() for number in dict.fromkeys(self.points["source"])]
+        return [self.sources[number].config for number in dict.fromkeys(self.points["source"])]
 
     @property
     def detailed(self) -> int:
@@ -75,7 +129,7 @@ class Results:
         """Requests excluded from a point's metrics."""
         if "warmup_requests" in row and not math.isnan(row["warmup_requests"]):
             return int(row["warmup_requests"])
-        return int(self.source(row).config.scoring.get("warmup_requests", 0))
+        return int(self.source(row).config["scoring"].get("warmup_requests", 0))
 
     def bandwidths_bytes_per_s(self, row: pd.Series[Any]) -> list[float]:
         """Copy bandwidth of each GPU of a server: as recorded, else from the profile; nan if unknown.
@@ -86,8 +140,8 @@ class Results:
         if own is None or not math.isfinite(own):
             profile = known_profile(str(row["gpu"]), str(row["profile"]), config)
             own = math.nan if profile is None else profile.gpu.bandwidth_bytes_per_s
-        cards = str(row["cards"]).split("+") if "cards" in row else config.hardware.get("cards") or []
-        ceilings = config.hardware.get("profile") == "roofline"
+        cards = str(row["cards"]).split("+") if "cards" in row else config["hardware"].get("cards") or []
+        ceilings = config["hardware"].get("profile") == "roofline"
 
         def of(card: str) -> float:
             if card == row["gpu"] or card not in GPUS:
@@ -95,6 +149,26 @@ class Results:
             return (GPUS[card] if ceilings else builtin(card).gpu).bandwidth_bytes_per_s
 
         return [of(card) for card in cards or [row["gpu"]] * RANKED[-1]]
+
+
+def known_profile(gpu: str, name: str, config: Config) -> Profile | None:
+    """The profile `name`, if it is built in or its file still exists."""
+    hardware = config.get("hardware", {})
+    if gpu in GPUS:
+        version = str(hardware.get("engine") or "").partition("==")[2]
+        engines = (
+            engine_profile(engine, card, version)
+            for engine, card, _ in shipped_tables()
+            if name == f"{gpu}-{engine}" and card == gpu
+        )
+        for profile in (builtin(gpu), roofline(GPUS[gpu]), *engines):
+            if profile.name == name:
+                return profile
+    path = hardware.get("profile")
+    if path and Path(path).is_file():
+        profile = tables_file(Path(path), GPUS[gpu]) if path.endswith(TABLES) else load_profile(path)
+        return profile if profile.name == name else None
+    return None
 
 
 def label(setting: dict[str, Any]) -> str:
@@ -118,18 +192,18 @@ def load(paths: Sequence[Path | str]) -> Results:
     sources: list[Source] = []
     tables: list[pd.DataFrame] = []
     for number, path in enumerate(map(Path, paths)):
-        source, table = read_sweep(path) if path.is_dir() else read_run(path)
-        tables.append(table.assign(source=number, results=source.name))
+        source, rows = read_sweep(path) if path.is_dir() else read_run(path)
+        tables.append(_table(rows, source).assign(source=number, results=source.name))
         sources.append(source)
-    asked = list(dict.fromkeys(name for source in sources for name in source.vary))
+    varied = list(dict.fromkeys(name for source in sources for name in source.vary))
     for source, table in zip(sources, tables, strict=True):
-        for name in (name for name in asked if name not in table):
+        for name in (name for name in varied if name not in table):
             table[name] = source.setting(name)
     points = pd.concat(tables, ignore_index=True).copy()  # defragments: pandas warns about many inserted columns
     points["run"] = points["seed"].rank(method="dense").astype(int) - 1  # one replication per seed
-    first = [*KEYS, "pair", "run", "seed", *asked, "profile", "foundation"]  # as a sweep orders them
+    first = [*KEYS, "pair", "run", "seed", *varied, "profile", "foundation"]  # as a sweep orders them
     points = points[list(dict.fromkeys([*first, *points.columns]))]
-    candidates = [name for name in dict.fromkeys(("pair", *asked)) if points[name].nunique(dropna=False) > 1]
+    candidates = [name for name in dict.fromkeys(("pair", *varied)) if points[name].nunique(dropna=False) > 1]
     dims = tuple(candidates)
     if len(sources) > 1 and _mixed(points, sources, candidates):
         dims = ("results", *candidates)
@@ -152,9 +226,204 @@ def _mixed(points: pd.DataFrame, sources: Sequence[Source], dims: Sequence[str])
     return any(workloads[i] != workloads[int(g.iloc[0])] for _, g in groups for i in g.unique())
 
 
+def read_sweep(folder: Path) -> tuple[Source, list[dict[str, Any]]]:
+    """A sweep's folder; a ValueError of one line if it is invalid."""
+    stored, path = stored_sweep(folder), folder / ROWS
+    if stored.damaged:
+        raise ValueError(f"{path}: {stored.damaged} lines are damaged; {REPAIR}")
+    if not stored.done:
+        raise ValueError(f"{path}: the sweep has not saved any point")
+    rows = []
+    for index, labels, kept in stored.done:
+        stem = folder / "details" / f"{index:05}"
+        saved = str(stem) if has_records(stem) else ""
+        known = {"records": saved, "records_sha256": kept.details or None}
+        rows.append({"point": index} | labels | kept.row | labels | known)
+    done, every = len(rows), len(stored.points)
+    lost = sum(not row["records"] for row in rows) if stored.header.get("save_detailed") else 0
+    missing = [f"{done} of {every} points"] * (done < every) + [f"{stored.failed} failed"] * (stored.failed > 0)
+    missing += [f"no histograms of {lost} of {done} points: their records are missing"] * (lost > 0)
+    name, sweep = folder.resolve().name, stored.header["sweep"]
+    vary = tuple(name for name in sweep.get("vary") or {} if name not in KEYS)
+    date = time.strftime("%Y%m%d-%H%M%S", time.localtime(path.stat().st_mtime))  # of the last row
+    incomplete = f"{name}: {', '.join(missing)}" if missing else ""
+    config, version = _settings(path, sweep.get("base")), stored.header["pdvsim_version"]
+    return Source(name, folder, date, version, config, vary, None, incomplete), rows
+
+
+def read_run(path: Path) -> tuple[Source, list[dict[str, Any]]]:
+    """The JSON file of one run; a ValueError of one line if it is invalid."""
+    document = _document(path)
+    config, digests = _settings(path, document.pop("config")), document.pop("records_sha256", None)
+    provenance = document.pop("provenance", None)
+    stem, traffic = path.with_suffix(""), config["traffic"]
+    saved = has_records(stem)
+    rate, limit = traffic.get("request_rate", math.inf), traffic.get("max_concurrency")
+    kind, load = "request_rate", rate
+    if math.isinf(rate) and (traffic.get("use_trace_timestamps") or limit is not None):
+        kind, load = ("trace", math.nan) if traffic.get("use_trace_timestamps") else ("concurrency", limit)
+    row = flatten(document) | {"load_kind": kind, "load": float(load), "records": str(stem) if saved else ""}
+    if digests is not None:
+        row["records_sha256"] = {name.split(".")[-2]: is_now for name, is_now in digests.items()}
+    lost = f"{stem.name}: no histograms: its records are missing" if digests and not saved else ""
+    version = str(document["pdvsim_version"])
+    return Source(stem.name, path, str(document.get("date")), version, config, (), provenance, lost), [row]
+
+
+def _document(path: Path) -> dict[str, Any]:
+    otherwise = "neither a sweep's folder nor a run's JSON file"
+    try:
+        document = read_json(path)
+    except FileNotFoundError:
+        raise ValueError(f"{path}: No such file: {otherwise}") from None
+    except (OSError, ValueError) as error:
+        raise ValueError(f"{path}: not JSON, or cut short: {error_text(error)}") from None
+    if not isinstance(document, dict) or not {"pdvsim_version", "config"} <= document.keys():
+        raise ValueError(f"{path}: {otherwise}")
+    if (version := document.get("schema_version", SCHEMA)) != SCHEMA:
+        raise ValueError(f"{path}: schema_version is {quoted(version)}, this version reads {SCHEMA}")
+    if SEAL in document and not unbroken(document):
+        raise ValueError(f"{path}: is damaged or was changed: its content does not match its {SEAL}")
+    for name in ("records_sha256", "provenance"):
+        if not isinstance(document.get(name), dict | None):
+            raise ValueError(f"{path}: {name} is {quoted(document[name])}")
+    return document
+
+
+def _settings(path: Path, given: Any) -> Config:
+    """The settings of an experiment; those that this version does not know are taken as they are."""
+    known = options(Experiment)
+    if not isinstance(given, dict):
+        raise ValueError(f"{path}: config is {quoted(given)}")
+    config = given | {name: given.get(name, {}) for name in GROUPS}
+    for group in GROUPS:
+        if not isinstance(config[group], dict):
+            raise ValueError(f"{path}: config: {group} is {quoted(config[group])}")
+        config[group] = dict(config[group])
+        for name in config[group].keys() & known.keys():
+            option, value = known[name], config[group][name]
+            try:
+                if value is None and option.default is None:
+                    continue
+                if not (option.values and isinstance(value, str)):  # a choice may be of another version
+                    config[group][name] = converted(option, value)
+            except (ValueError, OverflowError) as error:
+                raise ValueError(printable(f"{path}: config: {group}: {name}: {error}")) from None
+    return config
+
+
+def check_result(path: Path) -> tuple[bool, list[str]]:
+    """Whether a sweep's folder, or a run's document with its records, is complete and unchanged; and how, in lines."""
+    try:
+        if not path.is_dir():
+            digests = _document(path).get("records_sha256") or {}
+            bad = [name for name, was in digests.items() if digest(path.with_name(name)) != was]
+            lines = [f"the document is complete, and {len(digests) - len(bad)} of {len(digests)} record files"]
+            return not bad, lines + ([f"damaged or missing: {some(bad)}"] if bad else [])
+        stored = stored_sweep(path)
+    except ValueError as error:
+        return False, [f"damaged: {error}"]
+    missing = [f"{index:05}" for index, (_, kept) in enumerate(stored.points) if kept is None]
+    damaged = [f"{ROWS} ({stored.damaged} lines)"] if stored.damaged else []
+    for index, _, kept in stored.done if stored.header.get("save_detailed") else ():
+        damaged += [f"details/{name}" for name in damaged_records(path / "details", index, kept.details)]
+    failed = f", {stored.failed} failed" if stored.failed else ""
+    lines = [f"{len(stored.done)} of {len(stored.points)} points are complete{failed}"]
+    lines += [f"damaged: {some(damaged)}; {REPAIR}"] if damaged else []
+    lines += [f"missing or unusable: {some(missing)}"] if missing else []
+    lines += [f"{stored.others} rows of other settings"] if stored.others > 0 else []
+    return not missing and not damaged, lines
+
+
+def some(names: Sequence[str]) -> str:
+    """The first few names, printable, and how many more there are."""
+    shown = ", ".join(map(printable, names[:SHOWN_NAMES]))
+    return shown + (f" and {len(names) - SHOWN_NAMES} more" if len(names) > SHOWN_NAMES else "")
+
+
+def _table(rows: Sequence[Mapping[str, Any]], source: Source) -> pd.DataFrame:
+    """Rows as a table, with columns that older files or real runs lack; a ValueError names a column of another type."""
+    import pandas as pd
+
+    usual = {"pair": source.config["server"].get("pair", "?"), "profile": "none", "foundation": "not stated"}
+    usual |= {"gpu": "?", "records_sha256": None}
+    table = pd.DataFrame([usual | dict(row) for row in rows])
+    for name in (*KEYS, "seed", "output_throughput", "stability", *source.vary):
+        if name not in table:
+            raise ValueError(f"{source.path}: {printable(name)} is missing")
+    for name in map(str, table.columns):
+        column, texts = table[name], name in usual or name in ("arch", "stability", "load_kind")
+        try:
+            if FIGURE.fullmatch(name):
+                table[name] = pd.to_numeric(column)
+            elif name != "records_sha256" and not all(_is_cell(value, texts) for value in column):
+                raise TypeError
+        except (TypeError, ValueError):
+            what = f"{printable(name)} must hold {'texts' if texts else 'numbers'}, got {quoted(list(column))}"
+            raise ValueError(f"{source.path}: {what}") from None
+    return table
+
+
+def _is_cell(value: Any, text: bool) -> bool:
+    """Whether a value may stand in a column of texts, or in any other one."""
+    if text or not isinstance(value, list):
+        return isinstance(value, str) or (not text and isinstance(value, Real | None))
+    return all(isinstance(item, Real | None) for item in value)
+
+
+class Records(NamedTuple):
+    """The rows of a run; lanes, kinds and roles are numbers."""
+
+    requests: Columns
+    launches: Columns
+    deliveries: Columns
+
+
 def records(row: pd.Series[Any]) -> Records | None:
     """The records of a point, or None if not saved; a ValueError names a bad file and column."""
-    if not row["records"]:
-        return None
-    digests = row["records_sha256"]
-    return read_records(row["records"], digests if isinstance(digests, dict) else None)
+    return read_records(row["records"], row["records_sha256"]) if row["records"] else None
+
+
+def has_records(stem: Path | str) -> bool:
+    """Whether any file of the records of `stem` exists; `read_records` names the missing ones."""
+    return any(Path(f"{stem}.{name}.parquet").exists() for name in DTYPES)
+
+
+def read_records(stem: str, digests: Mapping[str, Any] | None = None) -> Records:
+    """The records of `stem`.
+
+    `digests` are those of the written files, by table; without them nothing is checked.
+    """
+    files = {name: Path(f"{stem}.{name}.parquet") for name in DTYPES}
+    for name, path in files.items():
+        if digests is not None and digest(path) != digests.get(name):
+            raise ValueError(f"{path}: is damaged, changed or missing")
+    return Records(*(_columns(path, name) for name, path in files.items()))
+
+
+def _columns(path: Path, table: str) -> Columns:
+    try:
+        frame = read_table(path).to_pandas(ignore_metadata=True)
+    except FileNotFoundError:
+        raise ValueError(f"{path}: No such file") from None
+    except (OSError, ValueError) as error:
+        raise ValueError(f"{path}: {error_text(error)}") from None
+    columns: Columns = {}
+    for name, dtype in DTYPES[table].items():
+        if name not in frame and table == "requests" and name in LATER_COLUMNS:
+            columns[name] = np.full(len(frame), LATER_COLUMNS[name], dtype)
+            continue
+        if name not in frame:
+            raise ValueError(f"{path}: column {name} is missing")
+        values = frame[name]
+        if name in WORDS:
+            codes = {word: code for code, word in enumerate(WORDS[name])}
+            unknown = set(values) - set(codes)
+            if unknown:
+                raise ValueError(f"{path}: column {name}: unknown {unknown.pop()!r}; known: {', '.join(codes)}")
+            values = values.astype(str).map(codes)
+        try:
+            columns[name] = np.asarray(values, dtype)
+        except (TypeError, ValueError):
+            raise ValueError(f"{path}: column {name} must hold numbers") from None
+    return columns

@@ -98,7 +98,7 @@ class Sweep:
 
     @cached_property
     def _given(self) -> list[Point]:
-        """The same with every option as given, even without effect."""
+        """The points with every option as given, even without effect."""
         axes = [[(name, value) for value in values] for name, values in self.vary.items()]
         return [
             Point(kind, load, run, self._experiment(arch, kind, load, run, varied), varied)

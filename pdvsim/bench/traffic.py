@@ -8,7 +8,6 @@ their mean, 1 for a Poisson process.
 from __future__ import annotations
 
 import math
-from collections import Counter
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Self
@@ -18,7 +17,7 @@ from numpy.typing import NDArray
 
 from pdvsim.sim.core import Chain
 from pdvsim.sim.machine.prefix import PrefixBlocks
-from pdvsim.sim.workload.conversations import hashed_chain, recorded, session_chain
+from pdvsim.sim.workload.conversations import hashed_chain, session_chain
 from pdvsim.sim.workload.datasets import Trace
 from pdvsim.sim.workload.windows import TraceWindows, cut
 
@@ -76,7 +75,7 @@ class Account:
         if self.trace.acceptance is not None:
             summary["acceptance"] = _spread(self.trace.acceptance)
         if self.trace.sessions is not None:
-            sizes = np.array(list(Counter(self.trace.sessions).values()))
+            _, sizes = np.unique(self.trace.sessions, return_counts=True)
             summary["sessions"] = {"count": len(sizes), "mean_requests": float(sizes.mean()), "max": int(sizes.max())}
         if self.trace.shares:
             summary["repeated_prompt_tokens"] = repeated_share(self.trace)
@@ -102,8 +101,7 @@ def repeated_share(trace: Trace) -> float:
     if trace.hashes is not None:
         rows = zip(trace.hashes, trace.lengths[:, 0].tolist(), strict=True)
         chains = [hashed_chain(hashes, 0, prompt, number) for number, (hashes, prompt) in enumerate(rows)]
-    elif trace.turns is not None and trace.sessions is not None:
-        talk = recorded(trace.sessions, trace.turns, trace.lengths)
+    elif (talk := trace.talk()) is not None:
         chains = [session_chain(talk.origins[row], session) for row, session in enumerate(talk.conversation.tolist())]
     seen, repeated, lengths = PrefixBlocks(), 0, trace.lengths.tolist()
     order = (

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Annotated, Any
 
 from pdvsim.cli.command import Command
 from pdvsim.common.files import write_whole
 from pdvsim.common.progress import Progress
 from pdvsim.sim.core import DrafterKind
+from pdvsim.sim.limits import of
 from pdvsim.sim.workload.suffix import SuffixOptions
 from pdvsim.view.table import TextTable
 
@@ -29,24 +30,16 @@ class AcceptanceCommand(Command):
 
     drafter: DrafterKind | None = None
     """Only this drafter; default: all."""
-    texts: str | None = None
+    texts: Annotated[str | None, of(drafter=("ngram", "suffix"))] = None
     """JSONL of your requests, in which to look up drafts: prompt_token_ids and generated_token_ids, or prompt and
     output as text."""
-    tokenizer: str | None = None
+    tokenizer: Annotated[str | None, of("texts")] = None
     """Folder of a local Hugging Face tokenizer, for --texts that hold text."""
-    suffix: SuffixOptions = field(default_factory=SuffixOptions)
-    output: str | None = None
+    suffix: Annotated[SuffixOptions, of("texts", drafter="suffix")] = field(default_factory=SuffixOptions)
+    output: Annotated[str | None, of("texts")] = None
     """Write the rounds found in --texts to this file, for --acceptance-from."""
-    overwrite: bool = False
+    overwrite: Annotated[bool, of("output")] = False
     """Replace that file if it exists already."""
-
-    def __post_init__(self) -> None:
-        if self.texts is None and (self.tokenizer or self.output or self.overwrite):
-            raise ValueError("--tokenizer, --output and --overwrite need --texts")
-        if self.texts is not None and self.drafter not in ("ngram", "suffix"):
-            raise ValueError("--texts needs --drafter ngram or suffix: other drafts are not looked up in texts")
-        if self.suffix != SuffixOptions() and (self.texts is None or self.drafter != "suffix"):
-            raise ValueError("the options of suffix decoding need --drafter suffix and --texts")
 
     def execute(self) -> int:
         from pdvsim.bench.output import dumps

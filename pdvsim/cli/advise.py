@@ -89,6 +89,7 @@ class AdviseCommand(AnswerCommand, DecisionOptions):
             self._ways(base, drafted),
             (self.gpus or MOST_GPUS) if self._sized else 0,
             FLEET_ARCHS if self.arch == USUAL_ARCHS else self.arch,
+            self.gpus,
         )
 
     def _ways(self, base: Experiment, drafted: tuple[Contender, ...]) -> tuple[Contender, ...]:

@@ -24,5 +24,5 @@ class CompareCommand(BenchedServer):
         if self.pair is None and BenchedServer(None, *asked) != BenchedServer():
             raise ValueError("to simulate these results, name their models: give --model or --pair draft:target")
 
-    def compared(self) -> Compared:
+    def answer(self) -> Compared:
         return compare_benches(self.results, self)

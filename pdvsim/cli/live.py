@@ -12,7 +12,6 @@ from pdvsim.common.presets import ExperimentOptions
 from pdvsim.live.knobs import Setup
 from pdvsim.sim.config import Acceptance, Arch
 from pdvsim.sim.limits import Range, Redefined, RequestRate, Share
-from pdvsim.sim.policies import named
 
 if TYPE_CHECKING:
     from pdvsim.live.server import PageServer
@@ -72,25 +71,17 @@ class LiveCommand(Command, ExperimentOptions):
 
 
 def _serve(args: LiveCommand, page: PageServer) -> None:
-    from pdvsim.cli.livefiles import SavedSession
-    from pdvsim.live.pace import WINDOW_S, Feed, drive
+    from pdvsim.cli.livefiles import saved
     from pdvsim.live.page import Dashboard
-    from pdvsim.live.session import Session
     from pdvsim.sim.assembly import covering_profile
 
     setup = args.setup()
-    Session(setup)  # reports invalid settings in one line
-    names = [named(arch).rpartition(":")[2] for arch in setup.archs]
-    feed = Feed(drive, setup, args.speed, WINDOW_S)
+    profile = covering_profile(setup.base)
+    about = f"{setup.base.server.pair} on {profile.gpu.name}, profile {profile.name}: {profile.foundation}"
 
     def ready() -> None:
         say("pdvsim", f"live at {page.url} (stop with Ctrl-C)")
         if args.browser:
             webbrowser.open(page.url)
 
-    profile = covering_profile(setup.base)
-    about = f"{setup.base.server.pair} on {profile.gpu.name}, profile {profile.name}: {profile.foundation}"
-    try:
-        page.run(Dashboard(feed, setup, names, lambda shown: SavedSession(setup, shown).outcome, about), ready)
-    finally:
-        feed.close()
+    page.run(Dashboard(setup, args.speed, saved, about), ready)

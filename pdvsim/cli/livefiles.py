@@ -5,17 +5,15 @@ from __future__ import annotations
 import shlex
 from collections.abc import Sequence
 from dataclasses import asdict
-from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any
 
 from pdvsim.bench import output
+from pdvsim.bench.pool import parallel_map
 from pdvsim.bench.results import load
 from pdvsim.cli.runfiles import RunFiles
 from pdvsim.common.commandline import command_line, flags_of
 from pdvsim.common.files import write_whole
 from pdvsim.live.knobs import Action, Knobs, Setup
-from pdvsim.live.pace import Child, Update
 from pdvsim.live.session import replay
 from pdvsim.sim.config import Experiment
 from pdvsim.view.report import page
@@ -76,24 +74,11 @@ def write_session(setup: Setup, actions: Sequence[Action], now_s: float, folder:
     return f"saved {folder}: report.html, session.txt, and {each}\n{lines}"
 
 
-class SavedSession:
-    """Saves a session in a separate process, while the page continues."""
-
-    def __init__(self, setup: Setup, shown: Update) -> None:
-        folder = Path(f"results/live-{output.now()}").absolute()
-        self._pipe = Child(_write, setup, shown.actions, shown.now_s, folder).pipe
-
-    def outcome(self) -> str | None:
-        """The outcome as text; None while it is running."""
-        try:
-            return str(self._pipe.recv()) if self._pipe.poll() else None
-        except (EOFError, OSError):
-            return "nothing was saved: the writing process ended"
-
-
-def _write(pipe: Connection, setup: Setup, actions: Sequence[Action], now_s: float, folder: Path) -> None:
+def saved(setup: Setup, actions: Sequence[Action], now_s: float) -> str:
+    """Save a session in a process of its own; returns the outcome."""
+    folder = Path(f"results/live-{output.now()}").absolute()
     try:
-        outcome: Any = write_session(setup, actions, now_s, folder)
+        [outcome] = parallel_map(write_session, [(setup, actions, now_s, folder)], lambda: None)
     except (ValueError, OSError) as error:
-        outcome = f"nothing was saved: {error}"
-    pipe.send(outcome)
+        return f"nothing was saved: {error}"
+    return outcome

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
 
 from pdvsim.bench import output
 from pdvsim.bench.estimate import forewarn
@@ -18,7 +19,7 @@ from pdvsim.decide.runs import Bench, without_band
 from pdvsim.decide.tune import most_runs
 from pdvsim.decide.winners import WinnerMap, draw_map
 from pdvsim.sim.config import Acceptance, Arch, Experiment
-from pdvsim.sim.limits import Gpus, RequestRate, Requests, Share
+from pdvsim.sim.limits import Gpus, RequestRate, Requests, Share, of
 from pdvsim.sim.models.names import card_name
 from pdvsim.sim.models.presets import pair_name
 from pdvsim.sim.policies import USUAL_ARCHS
@@ -44,13 +45,13 @@ class MapCommand(AnswerCommand, DecisionOptions):
     """Loads as concurrent requests (closed loop); default without --request-rate: 1,4,16,64."""
     request_rate: tuple[RequestRate, ...] = ()
     """Loads in requests per second; default for a trace: around its rate."""
-    acceptances: tuple[Share, ...] = ()
+    acceptances: Annotated[tuple[Share, ...], of(y="acceptance")] = ()
     """Acceptance rates for --y acceptance; default: 0.1,0.3,0.5,0.7,0.9."""
-    pairs: tuple[str, ...] = ()
+    pairs: Annotated[tuple[str, ...], of(y="size")] = ()
     """Pairs for --y size, as draft:target; the map orders them by the ratio of their sizes."""
-    pair_acceptance: tuple[Share, ...] = ()
+    pair_acceptance: Annotated[tuple[Share, ...], of("pairs", without=["acceptance_from"])] = ()
     """Acceptance rate of each of --pairs."""
-    try_cards: tuple[str, ...] = ()
+    try_cards: Annotated[tuple[str, ...], of(y="card")] = ()
     """GPUs for --y card, e.g. h200,a100-80gb."""
     gpus: Gpus = 1
     """Number of GPUs. Replicas, tensor parallelism and split lanes are compared, each tuned."""
@@ -75,21 +76,15 @@ class MapCommand(AnswerCommand, DecisionOptions):
         rates = self.rates()
         loads = self.concurrency or (() if rates else LOADS)
         places: tuple[Place, ...] = self.acceptances or ACCEPTANCES
-        if self.acceptances and self.y != "acceptance":
-            raise ValueError("--acceptances needs --y acceptance")
         if self.y == "size":
             names = sorted(map(pair_name, self.pairs), key=size_ratio)
             places = tuple(names)
-        elif self.pairs:
-            raise ValueError("--pairs needs --y size")
         if self.pair_acceptance and len(self.pair_acceptance) != len(self.pairs):
             raise ValueError(f"--pair-acceptance needs one rate for each of --pairs ({len(self.pairs)})")
-        if self.pair_acceptance and (not self.acceptance.by_rate or self.acceptance_from is not None):
+        if self.pair_acceptance and not self.acceptance.by_rate:
             raise ValueError("--pair-acceptance cannot be combined with another form of acceptance")
         if self.y == "card":
             places = tuple(card_name(card, GPUS) for card in self.try_cards)
-        elif self.try_cards:
-            raise ValueError("--try-cards needs --y card")
         pairs = tuple(map(str, places if self.y == "size" else ()))
         traffic = self.asked_traffic(*pairs, replays=self.replays(bool(self.concurrency)))
         arch = self.archs[0] if self.archs else Experiment.arch

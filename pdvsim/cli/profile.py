@@ -1,17 +1,18 @@
-"""`pdvsim profile`: measure, then merge the parts into one set of samples; or list what pdvsim includes."""
+"""`pdvsim profile`: measure, or list what pdvsim includes."""
 
 from __future__ import annotations
 
 import shlex
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated
 
 from pdvsim.cli.command import Command
 from pdvsim.common.commandline import flags_of
 from pdvsim.common.console import say
 from pdvsim.common.progress import Progress
 from pdvsim.profiler.options import Options
+from pdvsim.sim.limits import of
 from pdvsim.sim.models.presets import PRESETS, model_or_shard, pair
 from pdvsim.sim.prices.cards import GPUS
 from pdvsim.sim.prices.links import NVLINK5_CARDS, nvlink_of
@@ -26,18 +27,16 @@ class ProfileCommand(Command, Options):
 
     list_: bool = False
     """List the GPUs, models and profiles included in pdvsim; measure nothing."""
-    json: bool = False
+    json: Annotated[bool, of("list_")] = False
     """With --list: print one JSON document instead of the tables."""
 
     def __post_init__(self) -> None:
-        if self.json and not self.list_:
-            raise ValueError("--json needs --list")
         if not self.models and not self.pairs and not self.list_:
             raise ValueError("nothing to measure: name --models or --pairs")
         super().__post_init__()
 
     def execute(self) -> int:
-        """After an interruption the finished parts are merged."""
+        """Measure, or list; returns the exit code."""
         if self.list_:
             return _show_profiles(self.json)
 
@@ -51,15 +50,12 @@ class ProfileCommand(Command, Options):
 
         from pdvsim.bench.output import check_folder
         from pdvsim.profiler.measure import Profiler
-        from pdvsim.profiler.samples import SAMPLES, load, merge, split
+        from pdvsim.profiler.samples import HEADER, SAMPLES, load
         from pdvsim.realrun.engine.arch import preset
 
         folder = check_folder(Path(self.output))
-        parts = folder / "parts"
         command = shlex.join(["pdvsim", "profile", *flags_of(self, ProfileCommand(list_=True), ["list_"])])
-        options = replace(self, models=tuple(models), pairs=tuple(pairs), output=str(parts), command=command)
-        if (folder / SAMPLES).exists() and not any(parts.glob("*.parquet")):
-            split(load(folder), parts)
+        options = replace(self, models=tuple(models), pairs=tuple(pairs), output=str(folder), command=command)
         lines: list[str] = []
         profiler = Profiler(options, preset, lines.append)
         failed: list[str] = []
@@ -72,12 +68,11 @@ class ProfileCommand(Command, Options):
             interrupted = True
         for line in lines:
             say("pdvsim", line)
-        part_files = sorted(parts.glob("*.parquet"))
-        if part_files:
-            print(summary(merge(part_files, folder)))
-            say("pdvsim", f"saved {folder / 'samples.parquet'}, {folder / 'header.json'}")
+        if (folder / SAMPLES).exists():
+            print(summary(load(folder)))
+            say("pdvsim", f"saved {folder / SAMPLES}, {folder / HEADER}")
         if interrupted:
-            say("pdvsim", f"interrupted: {len(part_files)} parts kept in {folder}; repeat the command to continue")
+            say("pdvsim", f"interrupted: what is measured is kept in {folder}; repeat the command to continue")
         return 130 if interrupted else int(bool(failed))
 
 

@@ -28,6 +28,17 @@ class AskedExperiment(ExperimentOptions, Experiment):
         """The experiment, with its acceptance."""
         return self.experiment(self.arch)
 
+    def answer(self) -> Run:
+        """The run, which prints as a table and has its records as frames."""
+        from pdvsim.bench.band import ends
+        from pdvsim.bench.length import long_enough
+        from pdvsim.sim.run import simulate
+
+        asked = self.asked()
+        checked(asked)
+        experiment = long_enough(asked)
+        return Run(simulate(experiment), ends(experiment))
+
 
 @dataclass(frozen=True)
 class RunCommand(Command):

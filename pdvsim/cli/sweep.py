@@ -12,7 +12,7 @@ from pdvsim.bench.estimate import cost, forewarn
 from pdvsim.bench.inputs import check_points
 from pdvsim.bench.pool import Backend, check_reachable, cores
 from pdvsim.bench.stats import over_replications, paired_differences, varied
-from pdvsim.bench.sweep import DEFAULT_RATES, Sweep
+from pdvsim.bench.sweep import DEFAULT_RATES, Sweep, frame_of
 from pdvsim.cli.command import Command
 from pdvsim.common.console import say
 from pdvsim.common.files import write_whole
@@ -23,12 +23,13 @@ from pdvsim.common.spelling import nearest
 from pdvsim.sim.config import Acceptance, Arch, Experiment
 from pdvsim.sim.limits import Jobs, NumRuns, Paths, RequestRate, Requests
 from pdvsim.sim.policies import USUAL_ARCHS
-from pdvsim.view.setting import acceptance_notes
+from pdvsim.view.setting import acceptance_notes, points_line
 
 if TYPE_CHECKING:
     import pandas as pd
 
     from pdvsim.bench.folder import SweepDir
+    from pdvsim.view.points import SweepPoints
 
 VARIES_ACCEPTANCE = {"pair", "drafter", *(field.name for field in fields(Acceptance))}
 PAIRED_METRICS = ("output_throughput", "mean_e2el_ms", "mean_ttft_ms", "mean_tpot_ms")
@@ -56,7 +57,7 @@ class SweepCommand(Command, ExperimentOptions):
     scheduler: str | None = None
     """Run the points on the workers of a running Dask cluster: address of its scheduler, e.g. tcp://10.0.0.1:8786."""
     output: str | None = None
-    """Folder for sweep.json, rows.jsonl, summary.parquet and sweep.png; default: results/sweep-DATE-TIME."""
+    """Folder for rows.jsonl, and sweep.json, summary.parquet and sweep.png; default: results/sweep-DATE-TIME."""
     resume: bool = False
     """Continue the sweep in the folder, if there is one: run the points that are missing or failed, or are new."""
     continue_on_error: bool = False
@@ -93,6 +94,16 @@ class SweepCommand(Command, ExperimentOptions):
         base = self.experiment(self.arch[0], assumed=bool(VARIES_ACCEPTANCE & set(vary)))
         return Sweep(self.arch, self.concurrency, self.request_rate, self.num_runs, base, vary)
 
+    def answer(self) -> SweepPoints:
+        """The points as a frame that prints as a summary and has `plot()`, one row per run. Nothing is written."""
+        from pdvsim.bench.output import tidy
+        from pdvsim.bench.run import run
+        from pdvsim.view.points import SweepPoints
+
+        points = SweepPoints(tidy(frame_of(run(self.sweep.points(), self.backend))))
+        points.setting = points_line(points, [asdict(self.sweep.base)])
+        return points
+
     def execute(self) -> int:
         """Run the missing points; returns the exit code: 1 if some points failed."""
         from pdvsim.bench import output
@@ -116,24 +127,24 @@ class SweepCommand(Command, ExperimentOptions):
             done = f"{len(folder.done())} of {len(points)} points"
             say("pdvsim", f"{what}: {done} are in {path}; continue with --resume")
 
-        with folder.opened(date, self.resume) as kept:
+        with folder.opened(self.resume) as kept:
             if where.scheduler is None:
                 forewarn([point.experiment for point in points], where.jobs)
             try:
                 with Progress(len(points), "points", self.json, after_s=0) as progress:
                     rows = run(points, where, progress.update, kept, folder.details, self.continue_on_error)
             except SweepInterrupted as stop:  # no plot and no tables, as the user is waiting
-                folder.summarise(stop.rows, date, None)
+                folder.export(stop.rows, date, None)
                 stopped("interrupted")
                 return 130
             except (ValueError, OSError):
                 stopped("stopped")
                 raise
-            frame, saved = folder.summarise(rows, date, partial(_draw, sweep))
+            frame, saved = folder.export(rows, date, partial(_draw, sweep))
             if csv is not None:
                 write_whole(csv, output.csv(frame))
                 saved = [*saved, csv]
-        config = {"date": date} | {name: value for name, value in folder.config.items() if name != "keys"}
+        config = {"date": date} | folder.config
         if rows:
             _print_sweep(frame, config, self)
         elif self.json:
@@ -184,17 +195,17 @@ def _varied(option: Option, text: str) -> Any:
 
 def _check(results: Sequence[str], json: bool) -> int:
     """Check sweep folders and JSON files of runs; returns 0 if all are complete and unchanged, else 1."""
-    from pdvsim.bench.folder import check_run, check_sweep
     from pdvsim.bench.output import dumps
+    from pdvsim.bench.results import check_result
 
-    verdicts = {name: (check_sweep if Path(name).is_dir() else check_run)(Path(name)) for name in results}
+    checked = {name: check_result(Path(name)) for name in results}
     if json:
-        print(dumps({name: {"whole": verdict.whole, "lines": verdict.lines} for name, verdict in verdicts.items()}))
+        print(dumps({name: {"whole": whole, "lines": lines} for name, (whole, lines) in checked.items()}))
     else:
-        for name, verdict in verdicts.items():
-            for line in verdict.lines:
+        for name, (_, lines) in checked.items():
+            for line in lines:
                 print(f"{name}: {line}")
-    return 0 if all(verdict.whole for verdict in verdicts.values()) else 1
+    return 0 if all(whole for whole, _ in checked.values()) else 1
 
 
 def _draw(sweep: Sweep, frame: pd.DataFrame) -> bytes:

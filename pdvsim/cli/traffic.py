@@ -39,8 +39,8 @@ class TrafficCommand(Command):
 
         return self.dataset_name or ("custom" if self.columns else kind_of(self.file))
 
-    def account(self) -> TraceAccount:
-        """The trace and its statistics."""
+    def answer(self) -> TraceAccount:
+        """The trace and its statistics, which print as text and have `plot()`."""
         from pdvsim.sim.workload.own import read_requests
         from pdvsim.view.traffic import TraceAccount
 
@@ -53,7 +53,7 @@ class TrafficCommand(Command):
         path = optional_file(self.output)
         if path is not None:
             check_overwrite(path, self.overwrite)
-        statistics = self.account()
+        statistics = self.answer()
         notes = statistics.trace.notes
         if self.json:
             print(dumps({"file": self.file, "dataset_name": self.kind, "notes": notes, **statistics.summary()}))

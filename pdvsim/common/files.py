@@ -14,7 +14,7 @@ import os
 import secrets
 import stat
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -163,9 +163,9 @@ def sha256(data: bytes) -> str:
     return hashlib.sha256(data).hexdigest()
 
 
-def fingerprint(document: Mapping[str, Any]) -> str:
-    """The SHA-256 of a JSON document's content, independent of its layout and without its seal."""
-    content = {key: value for key, value in document.items() if key != SEAL}
+def fingerprint(document: Mapping[str, Any], without: Collection[str] = (SEAL, "date")) -> str:
+    """The SHA-256 of a JSON document's content, independent of its layout, and the same on another day."""
+    content = {key: value for key, value in document.items() if key not in without}
     text = json.dumps(content, sort_keys=True, separators=(",", ":"))
     return sha256(text.encode())
 
@@ -176,5 +176,5 @@ def sealed(document: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def unbroken(document: Any) -> bool:
-    """Whether a document matches its seal."""
-    return isinstance(document, dict) and document.get(SEAL) == fingerprint(document)
+    """Whether a document matches its seal, also one of earlier versions, whose seal is also of the date."""
+    return isinstance(document, dict) and document.get(SEAL) in (fingerprint(document), fingerprint(document, (SEAL,)))

@@ -5,7 +5,8 @@ TOML and in Python. Its annotation has the type and the range (`sim.limits`), it
 below it is the help; of a switch that is on by default, the help of --no-NAME. A field that is a dataclass is a group
 of options. An outer option replaces an inner one of the same name; if it is `Redefined`, it only has another default
 and help here, and sets the inner one too. A field that is `Internal`, or named in the class attribute `without`, is no
-option. When an option has an effect is in `sim.relevance`.
+option. An annotation also states the choice that an option, or all of a group, belongs to (`limits.of`): `build`
+refuses it elsewhere. Those of an experiment are left to `sim.relevance`, as a command may run several.
 
 A command may be a sum type: its `kinds` are classes with options of their own. The option that is the `key` of a kind
 chooses it; the last kind has none and is the usual one.
@@ -27,7 +28,8 @@ from typing import Any, Literal, TypeVar, Union, get_args, get_origin
 
 from pdvsim.common.presets import preset_settings
 from pdvsim.common.spelling import nearest, other_spellings
-from pdvsim.sim.limits import flag_of, hints_of
+from pdvsim.sim.config import GROUPS
+from pdvsim.sim.limits import Of, flag_of, hints_of
 from pdvsim.sim.policies import named
 
 T = TypeVar("T")
@@ -118,7 +120,8 @@ def options(command: type) -> dict[str, Option]:
     for field in fields(command):
         hint, marks = hints_of(command)[field.name]
         if field.name in groups_of(command):
-            inner |= options(groups_of(command)[field.name])
+            of_group = options(groups_of(command)[field.name]).items()
+            inner |= {name: replace(option, marks=(*option.marks, *marks)) for name, option in of_group}
         elif "internal" not in marks:
             own[field.name] = Option(command, field.name, hint, field.default, marks, command)
     for kind in kinds_of(command):
@@ -139,20 +142,36 @@ def build(command: type[T], given: Mapping[str, Any]) -> T:
     values = {name: converted(known[name], value) for name, value in chosen.items() if value is not None}
     if preset := values.get("preset"):
         values |= preset_settings(preset, values, known)
-    chosen_kind: Any = _kind_asked(command, {name for name in values if values[name] != known[name].default})
+    _refuse_elsewhere(known, {name: option.default for name, option in known.items()} | values)
+    chosen_kind: Any = _kind_asked(kind, {name for name in values if values[name] != known[name].default})
     return _filled(chosen_kind, values)  # type: ignore[no-any-return]
 
 
 def _kind_asked(command: type, given: set[str]) -> type:
     """The kind that these options ask for, else the command itself; a ValueError names an option of another kind."""
+    keyed: list[Any]
     *keyed, usual = kinds_of(command) or (command,)
-    chosen = next((kind for kind in keyed if kind.key in given), usual)  # type: ignore[attr-defined]
+    chosen: Any = next((kind for kind in keyed if kind.key in given), usual)
     for name in given - options(chosen).keys():
-        owners = " or ".join(flag_of(kind.key) for kind in keyed if name in options(kind))  # type: ignore[attr-defined]
         if chosen is usual:
-            raise ValueError(f"{flag_of(name)} can be used only with {owners}")
-        raise ValueError(f"{flag_of(name)} cannot be combined with {flag_of(chosen.key)}")  # type: ignore[attr-defined]
-    return chosen
+            owners = "; or ".join(flag_of(kind.key) for kind in keyed if name in options(kind))
+            raise ValueError(f"{flag_of(name)} has no effect here: it belongs to {owners}")
+        raise ValueError(f"{flag_of(name)} cannot be combined with {flag_of(chosen.key)}")
+    return chosen  # type: ignore[no-any-return]
+
+
+def _refuse_elsewhere(known: Mapping[str, Option], values: Mapping[str, Any]) -> None:
+    """A ValueError for an option that is given where none of the choices that it belongs to is made."""
+
+    def is_given(name: str) -> bool:
+        return bool(values[name] != known[name].default)
+
+    for name, option in known.items():
+        belongs = [mark for mark in option.marks if isinstance(mark, Of)]
+        if not belongs or option.owner in GROUPS.values() or not is_given(name):
+            continue
+        if not any(choice.chosen(is_given, values.__getitem__) for choice in belongs):
+            raise ValueError(f"{option.flag} has no effect here: it belongs to {'; or '.join(map(str, belongs))}")
 
 
 def by_name(given: Mapping[str, Any], known: Collection[str], unknown: str) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""The answer of `pdvsim advise`: finalists, costs, the recommendation and its surroundings, as numbers and as text.
+"""The answer of `pdvsim advise`: the recommendation first, the candidates, why, where that changes, and the commands.
 
 Every sentence is a template next to the numbers that it quotes.
 """
@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -18,16 +19,28 @@ from pdvsim.common.commandline import command_line
 from pdvsim.decide import surroundings
 from pdvsim.decide.capacity import Capacities
 from pdvsim.decide.deploy import Deployment
-from pdvsim.decide.error import gain_note
+from pdvsim.decide.error import Ranged, gain_note, ranged_of
 from pdvsim.decide.goal import NAMES, attained, level_title
+from pdvsim.decide.measured_pairs import nearest_pair
 from pdvsim.decide.question import Question
 from pdvsim.decide.race import Contest, threshold_text, unsure_text
-from pdvsim.decide.report import NO_DRAFTS, Answer, Report, gpus_text, outside_measured, plural, positive, rests_on
+from pdvsim.decide.report import (
+    NO_DRAFTS,
+    Answer,
+    Report,
+    asked_lines,
+    gpus_text,
+    outside_measured,
+    plural,
+    positive,
+    served_as_text,
+)  # fmt: skip
 from pdvsim.decide.runs import conversation_output_tokens, delivered_tokens_per_s, load_axis, load_words, replications
-from pdvsim.decide.space import settings_text
+from pdvsim.decide.space import drafts_text, settings_text
 from pdvsim.decide.tune import Search
 from pdvsim.sim.config import Experiment
 from pdvsim.sim.engines.served import Block, unknown_head
+from pdvsim.sim.workload.asked import drafter_name
 from pdvsim.view.report.sheet import Highlight, Showable
 from pdvsim.view.setting import acceptance_notes, is_assumed, is_published, measure_notes, recorded_elsewhere
 from pdvsim.view.style import metric_label
@@ -37,13 +50,14 @@ if TYPE_CHECKING:
     import pandas as pd
 
 MILLION = 1e6
-CONFIDENCE, FLIPS = "Confidence", "Where the decision changes"
-UNFOLDED = 5  # finalists that a page always shows; those after them that lose significantly are folded
+CANDIDATES, FLIPS = "Candidates", "Where that changes"
+UNFOLDED = 5  # candidates that a page always shows; those after them that lose significantly are folded
 TILE_METRICS = ("output_throughput", "mean_e2el_ms", "p99_ttft_ms", "p99_tpot_ms")
 EXPECTED = (
     "request_throughput", "output_throughput", "request_goodput", "mean_ttft_ms", "{}_ttft_ms", "p99_ttft_ms",
     "mean_tpot_ms", "{}_tpot_ms", "p99_tpot_ms", "mean_e2el_ms",
 )  # fmt: skip
+Holder = str  # "recommended" or "plain": whose capacity was searched
 
 
 @dataclass(repr=False)
@@ -58,8 +72,7 @@ class Advice(Answer):
     flips: list[surroundings.Flips] = field(default_factory=list)
     alone: tuple[Contest, Interval | None] | None = None  # at concurrency 1
     break_even: surroundings.BreakEven | None = None
-    memory: dict[str, int] | None = None
-    capacity: Capacities | None = None
+    capacity: Capacities | None = None  # of the recommendation and of plain decoding
     deployment: list[Block] = field(default_factory=list)  # commands to start it
     left_out: list[str] = field(default_factory=list)
     runs: int = 0
@@ -72,6 +85,14 @@ class Advice(Answer):
         """The finalists by name."""
         return {self.question.name(candidate): candidate for candidate in self.finals}
 
+    @property
+    def compared(self) -> dict[str, Experiment]:
+        """All contenders by name, each at its best: the finalists, then those that short runs ruled out."""
+        best: dict[str, Experiment] = {}
+        for candidate in self.search.ranked(list(self.search.figures), self.question.base):
+            best.setdefault(self.question.name(candidate), candidate)
+        return self.finalists | {name: mine for name, mine in best.items() if name not in self.finalists}
+
     def finalist(self, name: str) -> Experiment:
         return self.finalists[name]
 
@@ -82,10 +103,25 @@ class Advice(Answer):
         return self.finals[self.recommended]
 
     @property
+    def plain(self) -> Experiment | None:
+        """The finalist without drafts that the recommendation is compared with."""
+        return next((c for c in self.finals if c.arch == "autoregressive" and c != self.recommended), None)
+
+    @property
     def met(self) -> bool:
         """Whether the recommendation meets the service levels and keeps up; the capacity search overrules its runs."""
         held, load = self.held_rate, self.question.base.traffic.request_rate
         return self.question.goal.met(self.rows) and (held is None or load <= held.mean + held.half_width)
+
+    def verdict(self, candidate: Experiment) -> str:
+        """Whether a candidate meets the service levels, by the whole of its interval and of the rate that it holds."""
+        verdict, load = self.question.goal.verdict(candidate, self.finals[candidate]), self.question.base.traffic
+        held = self.holds(
+            "recommended" if candidate == self.recommended else "plain" if candidate == self.plain else ""
+        )
+        if verdict == "meets" and held is not None and load.request_rate > held.low:
+            return "misses" if load.request_rate > held.high else "too close to call"
+        return verdict if verdict != "meets" or self.question.goal.levels else "keeps up"
 
     @property
     def standing(self) -> str:
@@ -95,8 +131,12 @@ class Advice(Answer):
     @property
     def held_rate(self) -> Interval | None:
         """The rate that the recommendation holds; None if it was not searched."""
-        rate: Interval | None = self.capacity.summary()[0]["rate"] if self.capacity and self.capacity.rows else None
-        return rate
+        known = {entry["arch"]: entry["rate"] for entry in self.capacity.summary()} if self.capacity else {}
+        return known.get("recommended")
+
+    def holds(self, who: Holder) -> Ranged | None:
+        """The rate held, with the error of seeds and model."""
+        return self.capacity.ranges().get(who) if self.capacity else None
 
     @property
     def able(self) -> list[Experiment]:
@@ -130,7 +170,7 @@ class Advice(Answer):
             return {}
         return {
             "fleet": ask.name(candidate),
-            "gpus": candidate.hardware.replicas * candidate.gpus,
+            "gpus": ask.gpus_of(candidate),
             "hourly": ask.hourly(candidate),
             "per_million_output_tokens": self.per_million(candidate),
             **({"per_conversation": self.per_conversation(candidate)} if ask.base.traffic.converses else {}),
@@ -174,16 +214,17 @@ class Advice(Answer):
         tiles = {label: positive(expected[key]) for label, key in self._metrics.items() if key in TILE_METRICS}
         missed = f"meets {ask.goal.levels_text}" if ask.goal.levels else "keeps up"
         heading = "Recommendation" if self.met else f"Nothing {missed} at {load}; closest:"
-        flips, modes = [line for flips in self.flips for line in flips.lines], self._failure_modes(best)
-        for what in self.left_out:
-            (flips if what.startswith("flips") else modes).append(f"not tested (raise --budget): {what}")
         sections = (
-            (heading, [Highlight(self._recommendation(best, contest), tiles, self.met)]),
+            (heading, [Highlight(self._recommendation(best), tiles, self.met)]),
+            (
+                "Asked",
+                [*asked_lines(best, self.compared.values(), self.rows), *nearest_pair(self._drafting, self.rows)],
+            ),
+            (CANDIDATES, [self._candidates(best, contest), *self._compared(best)]),
+            ("Why", self._why(best, contest)),
             ("Expected", [self._expected(expected)]),
-            (CONFIDENCE, self._confidence(best, contest)),
-            (FLIPS, flips),
+            (FLIPS, self._surroundings(best)),
             ("To run it", [Deployment(self.deployment)]),
-            ("Failure modes nearby", modes),
             ("Method", self._notes(best)),
         )
         return Report("Advice", lead, ask.base, sections, document | self._decided(best, contest, expected), stopped)
@@ -191,12 +232,14 @@ class Advice(Answer):
     def _decided(self, best: Experiment, contest: Contest, expected: dict[str, Interval]) -> dict[str, Any]:
         """The document's part on the recommendation and its neighbourhood."""
         ask, rows, alone = self.question, self.rows, self.alone
+        holds = {who: self.holds(who) for who in ("recommended", "plain")}
         return {
             "recommendation": {
                 "arch": best.arch,
                 "fleet": ask.name(best) if ask.fleets else None,
                 "described": ask.described(best),
                 "meets": self.met,
+                "verdict": self.verdict(best),
                 "replications": len(rows),
                 "server": output.settings(best.server),
                 "command": command_line("pdvsim run", best),
@@ -207,20 +250,20 @@ class Advice(Answer):
             "objective": ask.goal.objective,
             "contest": contest.document(),
             "finalists": [
-                {"described": ask.described(c), "meets": ask.goal.met(mine), "command": command_line("pdvsim run", c)}
+                {"described": ask.described(c), "meets": ask.goal.met(mine), "verdict": self.verdict(c)}
+                | {"command": command_line("pdvsim run", c)}
                 | self._costs(c)
                 for c, mine in self.finals.items()
             ],
             **({"cheapest": self.cheapest and ask.name(self.cheapest)} if ask.fleets else {}),
             **({"refused": self.refused} if self.refused else {}),
-            "flips": [
-                asdict(flips) | {"probes": [asdict(p) for _, p in sorted(flips.probes.items())]} for flips in self.flips
-            ],
+            "flips": [flips.document() for flips in self.flips],
             "failure_modes": {
                 "one_request_at_a_time": alone and {"e2el_ms": alone[0].document(), "speculation_gain": alone[1]},
                 "break_even_acceptance": self.break_even and asdict(self.break_even),
-                "kv_cache": self.memory,
+                "kv_cache": self.memory(best),
                 "capacity": self.capacity and self.capacity.summary(),
+                "holds": {who: held._asdict() for who, held in holds.items() if held is not None},
             },
             "profile": rows[0]["profile"],
             "foundation": rows[0]["foundation"],
@@ -239,23 +282,37 @@ class Advice(Answer):
         """Share of the requests that meet every service level with the recommendation."""
         return interval(map(attained, self.rows))
 
+    @property
+    def _drafting(self) -> Experiment | None:
+        """The recommendation if it drafts, else the first contender that does."""
+        return next((c for c in (self.recommended, *self.compared.values()) if c is not None and c.speculates), None)
+
+    def memory(self, candidate: Experiment) -> dict[str, int]:
+        """Peak use of the KV cache in a finalist's runs, and its capacity, in tokens."""
+        rows = self.finals[candidate]
+        peak = max(int(row["kv_peak_tokens"]) for row in rows)
+        return {"peak_tokens": peak, "capacity_tokens": int(rows[0]["kv_capacity_tokens"])}
+
     def _undecided(self) -> str:
         order = self.search.ranked(list(self.search.figures), self.question.base)
         if not order:
-            return "No simulation has finished."
+            done = f"{plural(self.runs, 'simulation')} had finished, of settings" if self.runs else "No simulation"
+            return f"Not decided: {done} that were not yet compared." if self.runs else f"{done} has finished."
         first = self.question.described(order[0])
         return f"Not decided. After {len(order)} short runs without replication, {first} leads."
 
-    def _recommendation(self, best: Experiment, contest: Contest) -> list[str]:
-        """The recommended setting with its head-room, and notes on its uncertainty."""
-        ask, goal, hardware = self.question, self.question.goal, best.hardware
-        card = gpus_text(hardware.replicas * best.gpus, hardware.gpu) if ask.fleets else hardware.gpu
+    def _recommendation(self, best: Experiment) -> list[str]:
+        """What to start, what it gains and costs, whether it meets the levels, and what makes that uncertain."""
+        ask, goal, contest = self.question, self.question.goal, self.contest
+        assert contest is not None
+        lines = [f"Start {served_as_text(best, ask.gpus)} {self._speculation(best)}.", self._figures(best)]
         model = ask.base.pair.target.name if ask.drafters else ask.base.server.pair
-        lines = [ask.described(best), f"for {model} on {card} at {load_words(ask.base.traffic)}"]
+        lines += [f"{ask.described(best)}, for {model} at {load_words(ask.base.traffic)}"]
         lines += self._without_drafts(best, contest)
         if goal.levels:
-            verb = "meets" if self.met else "does not meet"
-            share = cell(self._attainment, 1, 100)
+            verdict, share = self.verdict(best), cell(self._attainment, 1, 100)
+            verb = "does not meet" if not self.met else {"meets": "meets"}.get(verdict, verdict)
+            verb += ":" if verb == "too close to call" else ""
             lines.append(f"{verb} {goal.levels_text}{goal.share_text} (predicted: {share} %)")
             rooms = {name: interval(goal.headrooms(row)[name] for row in self.rows) for name in goal.levels_ms}
             parts = ", ".join(f"{level_title(name)} {cell(room, 1)}" for name, room in rooms.items())
@@ -264,19 +321,51 @@ class Advice(Answer):
         lines += [f"inconclusive: {why}" for why in self._inconclusive(best)] if self.met else self._not_met()
         return lines + self._on_assumption(best, contest)
 
+    @staticmethod
+    def _speculation(best: Experiment) -> str:
+        if not best.speculates:
+            return "without speculation"
+        return f"and speculate with {drafter_name(best.server.pair)}, {drafts_text(best)}"
+
+    def _figures(self, best: Experiment) -> str:
+        """TPOT, the rate held and the KV cache, each with that of plain decoding where it was compared."""
+        plain, held = self.plain, self.holds("recommended")
+        tpot = ranged_of(best, self.rows, "mean_tpot_ms")
+        parts = []
+        if not math.isnan(tpot.mean):
+            parts.append(f"TPOT {tpot.text('ms')}" + self._instead(plain, "mean_tpot_ms"))
+        if held is not None and held.mean:
+            other = self.holds("plain")
+            instead = f" instead of {other.mean:.1f}" if other is not None and best.speculates else ""
+            parts.append(f"it holds {held.text('req/s')}{instead}")
+        whole = self.memory(best)["capacity_tokens"]
+        if plain is not None and best.speculates and self.question.gpus_of(plain) == self.question.gpus_of(best):
+            parts.append(
+                f"drafting costs {max(0.0, 1 - whole / self.memory(plain)['capacity_tokens']):.0%} of the KV cache"
+            )
+        else:
+            parts.append(f"its KV cache holds {whole:,} tokens")
+        return "; ".join(parts) + "."
+
+    def _instead(self, plain: Experiment | None, metric: str) -> str:
+        if plain is None or self.recommended is None or not self.recommended.speculates:
+            return ""
+        return f" instead of {interval(row[metric] for row in self.finals[plain]).mean:.1f} without drafts"
+
     def _without_drafts(self, best: Experiment, contest: Contest) -> list[str]:
         """A note that drafts do not pay, if some were compared and the recommendation has none."""
-        drafting = {name: candidate for name, candidate in self.finalists.items() if candidate.speculates}
+        drafting = {name: candidate for name, candidate in self.compared.items() if candidate.speculates}
         if best.speculates or not drafting:
             return []
         first = next((name for name in contest.order if name in drafting), None)
+        if first is None and not any(name in self.finalists for name in drafting):
+            return [f"{NO_DRAFTS}: settings that draft were far behind in short runs"]
         if first is None:
             able = "costs as little" if any(c in self.able for c in drafting.values()) else "meets the goal"
             return [f"{NO_DRAFTS}: no setting that drafts {able}"]
         if self.question.name(best) != contest.best or first in contest.unsure:
             return [f"{NO_DRAFTS}: no setting that drafts is significantly better"]
-        lead = cell(contest.leads[first], 1, 100)
-        return [f"{NO_DRAFTS}: the best setting that drafts, {first}, is {lead} % behind"]
+        return [f"{NO_DRAFTS}: the best setting that drafts, {first}, is {cell(contest.leads[first], 1, 100)} % behind"]
 
     def _inconclusive(self, best: Experiment) -> list[str]:
         """Why it is uncertain that the load is held; empty if it is certain."""
@@ -295,8 +384,8 @@ class Advice(Answer):
         """What would meet the goal, as far as that is known."""
         rate, ask, skipped = self.held_rate, self.question, self.search.skipped
         known = []
-        if self.capacity and rate and rate.mean > 0:
-            known.append(f"on {gpus_text(self.capacity.plan.gpus)} it holds {rate.mean:.3g} req/s")
+        if self.recommended and rate and rate.mean > 0:
+            known.append(f"on {gpus_text(ask.gpus_of(self.recommended))} it holds {rate.mean:.3g} req/s")
         if ask.most_gpus:
             known.append(f"no fleet of up to {gpus_text(ask.most_gpus)} meets the goal: raise --gpus")
         lines = ["; ".join(known) or "no tested setting holds this load; the values below are of the best one"]
@@ -313,7 +402,7 @@ class Advice(Answer):
         """
         mine, even = self.question.name(best), self.break_even
         ties = (mine, contest.best, *contest.alike)
-        decisive = {name: c for name, c in self.finalists.items() if name in ties or not best.speculates}
+        decisive = {name: c for name, c in self.compared.items() if name in ties or not best.speculates}
         why = unknown_head(best) if best.speculates else ""
         notes = [f"note: hypothetical: {why}"] if why else []
         for kind in (recorded_elsewhere, is_published, is_assumed):
@@ -331,41 +420,88 @@ class Advice(Answer):
         ]
         return TextTable([line for line in lines if line[first] != "-"])
 
-    def _confidence(self, best: Experiment, contest: Contest) -> list[str | Showable]:
-        """The finalists in the order of their means, with the intervals that decided."""
+    def _candidates(self, best: Experiment, contest: Contest) -> TextTable:
+        """The finalists in the order of their means, with the intervals that decided; then draft lengths ruled out."""
         ask, goal, finalists = self.question, self.question.goal, self.finalists
-        per_hour, unit = ("$/h", "$") if ask.gpu_hour_usd else ("GPU/h", "GPU-hours")
         rows: list[dict[str, str]] = []
         hopeless = 0  # rows at the end, after the first few
-        order = dict.fromkeys([*contest.order, *finalists])
-        shared = [one for one in settings_text(best) if all(one in settings_text(other) for other in self.finals)]
+        order = list(dict.fromkeys([*contest.order, *finalists]))
         for name in sorted(order, key=lambda name: ask.hourly(finalists[name])) if ask.by_cost else order:
             candidate, state = finalists[name], ""
             if name in contest.unsure:
                 state = unsure_text(contest.leads[name], contest.thresholds[name], name in contest.alike)
-            elif name not in contest.values:
-                state = "misses the levels" if goal.levels else "does not keep up"
-                state = "costs more" if candidate in self.able else state
+            elif name not in contest.values and candidate in self.able:
+                state = "costs more"
             values = contest.values.get(name) or interval(map(goal.value, self.finals[candidate]))
-            own = [setting for setting in settings_text(candidate) if setting not in shared]
-            row = {"finalist": ", ".join([name, *own]), NAMES[goal.objective]: positive(values)}
+            row = self._figures_row(", ".join([name, *self._own(candidate, best)]), candidate, self.finals[candidate])
+            row[NAMES[goal.objective]] = positive(values)
             row[f"lead of {contest.best}"] = contest.lead_text(name) if name in contest.leads else ""
-            if cost := self._costs(candidate):
-                row[per_hour] = f"{cost['hourly']:.3g}"
-                row[f"{unit} per million tokens"] = positive(cost["per_million_output_tokens"], 3)
-            if "per_conversation" in cost:
-                row[f"{unit} per 1000 conversations"] = positive(cost["per_conversation"], 3, 1000)
+            who = "recommended" if candidate == best else "plain" if candidate == self.plain else ""
+            if self.capacity is not None:
+                held = self.holds(who)
+                row["holds req/s"] = held.text() if held is not None else ""
+            row |= self._cost_cells(candidate)
+            row["levels" if goal.levels else "load"] = self.verdict(candidate)
             row["verdict"] = ", ".join(filter(None, (self.standing if candidate == best else "", state)))
             loses = len(rows) >= UNFOLDED and candidate != best and name not in contest.unsure
             hopeless = hopeless + 1 if loses else 0
             rows.append(row)
-        lines: list[str | Showable] = [TextTable(rows, (DETAIL,), folded=hopeless)]
-        if shared:
-            lines.append(f"All with {', '.join(shared)}.")
+        for candidate in self._ruled_out():
+            name = ", ".join([ask.name(candidate), *self._own(candidate, best)])
+            row = dict.fromkeys(rows[0], "") | self._figures_row(name, candidate, [self.search.rows[candidate]])
+            rows.append(row | {NAMES[goal.objective]: cell(self.search.figures[candidate]), "verdict": "short run"})
+        return TextTable(rows, (f"{goal.percentile.upper()} TTFT ms", DETAIL), folded=hopeless)
+
+    def _figures_row(self, name: str, candidate: Experiment, rows: list[Row]) -> dict[str, str]:
+        tail = self.question.goal.percentile
+        keys = {"TPOT ms": "mean_tpot_ms", f"{tail.upper()} TTFT ms": f"{tail}_ttft_ms"}
+        figures = {title: ranged_of(candidate, rows, key).text() for title, key in keys.items()}
+        return {"candidate": name} | figures
+
+    def _own(self, candidate: Experiment, best: Experiment) -> list[str]:
+        """The settings of a candidate that not all finalists share."""
+        shared = self._shared(best)
+        return [setting for setting in settings_text(candidate) if setting not in shared]
+
+    def _shared(self, best: Experiment) -> list[str]:
+        return [one for one in settings_text(best) if all(one in settings_text(other) for other in self.finals)]
+
+    def _ruled_out(self) -> Iterator[Experiment]:
+        """What short runs ruled out: other contenders and draft lengths of the recommendation, each at its best."""
+        assert self.recommended is not None
+        name, seen = self.question.name(self.recommended), {drafts_text(self.recommended)}
+        yield from (mine for other, mine in self.compared.items() if other not in self.finalists)
+        for candidate in self.search.ranked(list(self.search.figures), self.question.base):
+            drafts = drafts_text(candidate)
+            if self.question.name(candidate) == name and drafts and drafts not in seen:
+                seen.add(drafts)
+                yield candidate
+
+    def _cost_cells(self, candidate: Experiment) -> dict[str, str]:
+        cost = self._costs(candidate)
+        if not cost:
+            return {}
+        per_hour, unit = ("$/h", "$") if self.question.gpu_hour_usd else ("GPU/h", "GPU-hours")
+        cells = {per_hour: f"{cost['hourly']:.3g}"}
+        cells[f"{unit} per million tokens"] = positive(cost["per_million_output_tokens"], 3)
+        if "per_conversation" in cost:
+            cells[f"{unit} per 1000 conversations"] = positive(cost["per_conversation"], 3, 1000)
+        return cells
+
+    def _compared(self, best: Experiment) -> list[str | Showable]:
+        shared, lines = self._shared(best), list[str | Showable]()
+        lines += [f"All with {', '.join(shared)}."] if shared else []
+        lines.append(
+            "In parentheses: between these ends with the errors of seeds and of the model; ± is over seeds alone."
+        )
         if self.refused:  # the document names them
             counts = Counter(self.refused.values()).items()
             refused = "; ".join(f"{plural(count, 'fleet')} {why}" for why, count in counts)
             lines.append(f"Not compared: {refused}.")
+        return lines
+
+    def _why(self, best: Experiment, contest: Contest) -> list[str]:
+        ask, lines = self.question, list[str]()
         if ask.by_cost and self.met:
             lines.append(f"{ask.name(best)} is the cheapest fleet that meets the goal.")
         elif ask.gpu_hour_usd and (cheapest := self.cheapest) not in (None, best):
@@ -378,50 +514,50 @@ class Advice(Answer):
             lines.append(f"{ask.name(best)} is the simplest of the finalists without significant difference.")
         return lines
 
-    def _failure_modes(self, best: Experiment) -> list[str]:
-        name, lines = self.question.name(best), []
-        if self.alone is not None:
-            drafts = next((one for one in (best, *self.finals) if one.speculates), best)
-            gains = [self.alone[1].mean] if self.alone[1] is not None else []
-            lines += [f"low concurrency: {_alone_text(name, *self.alone)}", *gain_note(drafts, gains)]
+    def _surroundings(self, best: Experiment) -> list[str]:
+        """Where the decision changes, and failure modes nearby."""
+        name, lines = self.question.name(best), [line for flips in self.flips for line in flips.lines]
         if self.break_even is not None:
             lines.append(f"poor speculation: {self.break_even.text(name)}")
-        if self.memory is not None:
-            peak, whole = self.memory.values()
-            lines.append(f"KV cache: at most {peak / whole:.0%} in use ({peak} of {whole} tokens)")
+        if self.alone is not None:
+            drafts, gains = self._drafting or best, [self.alone[1].mean] if self.alone[1] is not None else []
+            lines += [f"low concurrency: {_alone_text(name, *self.alone)}", *gain_note(drafts, gains)]
+        peak, whole = self.memory(best).values()
+        lines.append(f"KV cache: at most {peak / whole:.0%} in use ({peak} of {whole} tokens)")
+        return [*lines, *self._saturation(best), *(f"not tested (raise --budget): {what}" for what in self.left_out)]
+
+    def _saturation(self, best: Experiment) -> list[str]:
         rate = self.held_rate
         if rate is None:
-            return lines
+            return []
         if not rate.mean:
-            return [*lines, "saturation: no rate holds the service levels"]
+            return ["saturation: no rate holds the service levels"]
         used = self.question.base.traffic.request_rate / rate.mean
         load = f"the load is {used:.0%} of that" if used <= 1 else f"the load is {used:.3g} times that"
         text = f"saturation: it holds {positive(rate, 1)} req/s within the service levels; {load}"
         if self.question.gpu_hour_usd:
             here = self.per_million(best)
             text += f"; a million output tokens cost ${positive(here, 3)} here and ${used * here.mean:.3f} at that rate"
-        return [*lines, text]
+        return [text]
 
     def _notes(self, best: Experiment) -> list[str]:
         ask, goal, search = self.question, self.question.goal, self.search
         able = "meet the service levels and keep up" if goal.levels else "keep up"
+        most = "lowest" if goal.sign < 0 else "highest"
         left = f"; {search.skipped} more were not tested" if search.skipped else ""
         contender = "way to use the GPUs" if ask.fleets else "architecture"
         contender += " and drafter" if ask.drafters else ""
-        accepted = dict.fromkeys(one.acceptance_text for one in ask.drafters)
         seeds, length = span_text(map(len, self.finals.values())), length_of(best)
         runs = f"{length.measured} requests"
         if best.scoring.steady:
             runs += f" in the steady state (after the first {length.start}, without the drain)"
-        most = "lowest" if goal.sign < 0 else "highest"
+        over = f"budget {ask.budget}, beyond which only the finalists were run" if self.runs > ask.budget else ""
         return [
             f"objective: {most} {NAMES[goal.objective]} among the settings that {able}",
             f"searched {len(search.figures)} settings in short runs, each {contender} at its best{left}; "
-            f"{self.runs} of {ask.budget} simulations used, in {self.spent_s:.0f} s",
+            f"{self.runs} simulations ({over or f'of {ask.budget} allowed'}), in {self.spent_s:.0f} s",
             f"{len(self.finals)} finalists: {seeds} seeds of {runs}; the search used other seeds",
-            *([f"acceptance of {'; '.join(accepted)}"] if accepted else acceptance_notes(self.finals)),
-            *measure_notes(self.finals),
-            *rests_on(ask.base.traffic, self.rows),
+            *measure_notes(self.compared.values()),
         ]
 
 

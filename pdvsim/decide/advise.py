@@ -7,6 +7,7 @@ budget counts simulations, so the same question has the same answer on any machi
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -18,13 +19,13 @@ from pdvsim.decide.finals import FINALISTS, decided
 from pdvsim.decide.fleet import servers
 from pdvsim.decide.question import Question
 from pdvsim.decide.race import chosen, contest_of
-from pdvsim.decide.runs import Bench, at_acceptance, at_load, load_axis, load_of
+from pdvsim.decide.runs import Bench, Spent, at_acceptance, at_load, load_axis, load_of
 from pdvsim.decide.sizing import smallest_fleets, too_small
 from pdvsim.decide.space import PROMISING
 from pdvsim.decide.surroundings import Rivalry, find_flips
 from pdvsim.decide.tune import Search
 
-SEARCH_SHARE, FINALS_SHARE, FLIPS_SHARE = 0.5, 0.6, 0.95  # of the budget, used up to the end of each step
+SEARCH_SHARE, FINALS_SHARE = 0.5, 0.6  # of the budget, used up to the end of each step
 FLIP_RUNS = 150  # simulations to find flips on an axis; at least a tenth of the budget
 CLOSE_BY = 1.05  # a rate this many times the load is tested, if no higher one is held
 SERVER_GPUS = 8  # most GPUs of one server of a fleet
@@ -115,7 +116,7 @@ def _decided(question: Question, bench: Bench) -> Advice:
 
 
 def _surroundings(advice: Advice, bench: Bench) -> None:
-    """Failure modes near the recommendation and where it changes, cheapest first, while the budget lasts."""
+    """What the recommendation holds, failure modes near it and where it changes, while the budget lasts."""
     ask, best = advice.question, advice.recommended
     assert best is not None
     assert advice.contest is not None
@@ -124,39 +125,44 @@ def _surroundings(advice: Advice, bench: Bench) -> None:
     rated = next((c for c in (best, *others) if surroundings.has_break_even(c)), None)
     plain = next((c for c in (best, *others) if c.arch == "autoregressive"), None)
     rivals = tuple(dict.fromkeys([*others[:RIVALS], *([plain] if plain not in (None, best) else [])]))
-    by_rate = all(c.acceptance.by_rate for c in (best, *rivals))
-    rivalry = Rivalry(best, rivals, advice.search, ask.num_runs, max(1, len(rivals)))
-    advice.memory = surroundings.memory(advice.rows)
-    figures = advice.search.figures
-    fixed = [c for c in figures if c.arch == "colocated" and c.server.controller == "fixed"]  # as engines support it
-    advice.deployment = deployment(best, advice.search.best(fixed))
+    rivalry = Rivalry(best, rivals, advice.search, ask.num_runs)
+    fixed = [c for c in advice.search.figures if c.arch == "colocated" and c.server.controller == "fixed"]
+    advice.deployment = deployment(best, advice.search.best(fixed))  # as engines support it
+    axis, here = load_axis(best.traffic), load_of(best.traffic)
 
-    def room(what: str, runs: int, share: float = 1.0) -> bool:
-        if bench.runs + runs <= share * ask.budget:
-            return True
-        advice.left_out.append(what)
-        return False
+    def break_even() -> None:
+        if rated and plain:
+            advice.break_even = surroundings.break_even(rated, plain, rivalry, bench)
 
-    if rated and plain and room("break-even", surroundings.SEARCH_RUNS * rivalry.few_runs):
-        advice.break_even = surroundings.break_even(rated, plain, rivalry, bench)
-    axis = load_axis(best.traffic)
-    if axis == "load" and ask.goal.levels and room("distance to capacity", surroundings.SEARCH_RUNS * rivalry.few_runs):
-        advice.capacity = surroundings.saturation(rivalry, bench, ask.gpu_hour_usd)
-        if advice.capacity.interrupted:
-            raise KeyboardInterrupt
-    if room("one request at a time", rivalry.runs):
+    def capacity() -> None:
+        if axis == "load" and ask.goal.levels:
+            both = {"recommended": best} | ({"plain": plain} if plain not in (None, best) else {})
+            advice.capacity = surroundings.saturation(both, rivalry, bench, ask.gpu_hour_usd)
+            if advice.capacity.interrupted:
+                raise KeyboardInterrupt
+
+    def alone() -> None:
         advice.alone = surroundings.alone(rivalry, bench)
-    budget, each = int(FLIPS_SHARE * ask.budget), max(FLIP_RUNS, ask.budget // 10)
-    if rivals and room("flips with the load", rivalry.runs, FLIPS_SHARE):
-        here = load_of(best.traffic)
+
+    def load_flips() -> None:
         places = [here * x if axis == "load" else float(max(1, round(here * x))) for x in LOADS[axis]]
         if advice.held_rate is not None:  # beyond it nothing is recommended
             most = advice.held_rate.mean
             places = [place for place in places if place <= max(here, most)]
             places += [most] if most > CLOSE_BY * here and max(places) < here else []
-        half = bench.runs + min(each, (budget - bench.runs) // (1 + by_rate))
-        advice.flips.append(find_flips(axis, here, places, at_load, rivalry, bench, half))
-    if rivals and by_rate and room("flips with acceptance", rivalry.runs, FLIPS_SHARE):
-        here = best.acceptance.acceptance_rate
-        most = min(budget, bench.runs + each)
-        advice.flips.append(find_flips("acceptance", here, ACCEPTANCES, at_acceptance, rivalry, bench, most))
+        advice.flips.append(find_flips(axis, here, places, at_load, rivalry, bench))
+
+    def acceptance_flips() -> None:
+        if all(c.acceptance.by_rate for c in (best, *rivals)):
+            given = best.acceptance.acceptance_rate
+            advice.flips.append(find_flips("acceptance", given, ACCEPTANCES, at_acceptance, rivalry, bench))
+
+    steps = {"distance to capacity": capacity, "break-even": break_even, "one request at a time": alone}
+    steps |= {"flips with the load": load_flips, "flips with acceptance": acceptance_flips} if rivals else {}
+    each = max(FLIP_RUNS, ask.budget // 10)
+    for what, step in steps.items():
+        try:
+            with bench.within(min(ask.budget, bench.runs + each if "flips" in what else math.inf)):
+                step()
+        except Spent:
+            advice.left_out.append(what)

@@ -16,7 +16,7 @@ exactly monotone in the rate. A rate is extrapolated by at most 3%, and at most 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -24,13 +24,13 @@ from pdvsim.bench import output
 from pdvsim.bench.length import CLOSE, length_of, mean_turns, service_s, with_length
 from pdvsim.bench.pool import Row
 from pdvsim.bench.stats import interval
-from pdvsim.decide.error import lead_error
+from pdvsim.decide.error import Ranged, lead_error, model_error, ranged
 from pdvsim.decide.goal import Goal
 from pdvsim.decide.race import Contest, contest, threshold_text
 from pdvsim.decide.report import Answer, Report, gpus_text, positive, rests_on, vague
 from pdvsim.decide.runs import at_rate, mean_gap
 from pdvsim.decide.space import Space, settings_text
-from pdvsim.sim.config import Arch, Experiment, Server
+from pdvsim.sim.config import Arch, Experiment
 from pdvsim.sim.limits import (
     LeastShare,
     LongSeconds,
@@ -64,7 +64,7 @@ class Plan:
     goal: Goal
     tolerance: Tolerance = 0.02
     space: Space | None = None  # settings to tune each architecture over; None: those of the base
-    servers: Mapping[Arch, Server] = field(default_factory=dict)  # tuned settings
+    tuned: Mapping[str, Experiment] = field(default_factory=dict)  # contenders with their settings, if known
     least: Requests = LEAST  # requests measured in a run, per server; more if the load needs them, by the next two
     service_s: LongSeconds = 0.0  # longest time that requests are in service at a rate held so far
     transient_s: LongSeconds = 0.0  # longest start of a run
@@ -78,10 +78,10 @@ class Plan:
         check_points("architectures x runs", len(self.archs), self.num_runs)
         vet(self.experiment(case, 1.0) for case in self.cases())  # reports invalid options before any run
 
-    @property
-    def gpus(self) -> int:
-        """GPUs of all servers."""
-        return self.base.hardware.replicas * self.base.gpus
+    def gpus(self, arch: Arch) -> int:
+        """GPUs of all servers of an architecture."""
+        one = self.server_of(arch)
+        return one.hardware.replicas * one.gpus
 
     def cases(self) -> list[Case]:
         """Architecture and seed of every search."""
@@ -98,7 +98,7 @@ class Plan:
 
     def server_of(self, arch: Arch) -> Experiment:
         """The experiment of an architecture with its settings."""
-        return replace(self.base, arch=arch, server=self.servers.get(arch, self.base.server))
+        return self.tuned.get(arch) or replace(self.base, arch=arch)
 
     def length(self, rate: float) -> Length:
         """Requests of a run at a rate."""
@@ -147,7 +147,7 @@ class Capacities(Answer):
 
     def summary(self) -> list[dict[str, Any]]:
         """One entry per architecture, with intervals over seeds."""
-        entries, gpus = [], self.plan.gpus
+        entries = []
         for arch in self.plan.archs:
             rows = self._of(arch)
             if not rows:
@@ -155,7 +155,12 @@ class Capacities(Answer):
             numbers = ["output_tokens_per_s", "usd_per_million_output_tokens", "attainment"]
             numbers += ["usd_per_conversation"] if self.plan.base.traffic.converses else []
             settings = ", ".join(settings_text(self.plan.experiment((arch, 0), 1.0)))
-            entry: dict[str, Any] = {"gpus": gpus, "arch": arch, "settings": settings, "replications": len(rows)}
+            entry: dict[str, Any] = {
+                "gpus": self.plan.gpus(arch),
+                "arch": arch,
+                "settings": settings,
+                "replications": len(rows),
+            }
             rates, below = [row["rate"] for row in rows], interval(row["may_hold"] for row in rows).mean
             rate = interval(rates, grid=self.plan.tolerance * sum(rates) / len(rates))
             # at least as wide as from the rate to the upper limit of the capacity; nan, from one replication, stays
@@ -165,6 +170,16 @@ class Capacities(Answer):
             entry["limited_by"] = "/".join(dict.fromkeys(str(row["limited_by"]) for row in rows))
             entries.append(entry)
         return entries
+
+    def ranges(self) -> dict[str, Ranged]:
+        """The rate that each architecture holds, with the errors of seeds and of the model."""
+        found = {}
+        for entry in self.summary():
+            rows = self._of(entry["arch"])
+            found[entry["arch"]] = ranged(
+                entry["rate"].mean, entry["rate"].half_width, max(map(self._model_error, rows))
+            )
+        return found
 
     def most(self) -> Contest | None:
         """Which architecture holds most, if the searches of at least two have finished.
@@ -184,10 +199,16 @@ class Capacities(Answer):
         Near saturation TTFT rises steeply with the rate, so its error changes the rate little. TPOT may rise slowly,
         and its error changes the rate more.
         """
+        return self._off(row, lambda metric: lead_error(self.plan.server_of(row["arch"]), metric))
+
+    def _model_error(self, row: Row) -> float:
+        """The same of the rate itself, not of a lead over another."""
+        return self._off(row, lambda metric: model_error(self.plan.server_of(row["arch"]), [row], metric))
+
+    def _off(self, row: Row, error: Callable[[str], float]) -> float:
         goal = self.plan.goal
         missed = [goal.level_metric(level) for level in goal.levels_ms if level in row["limited_by"].split("+")]
-        off = [lead_error(self.plan.base, metric) / float(row["steepness"]) for metric in missed]
-        return max([lead_error(self.plan.base, "output_throughput"), *off])
+        return max([error("output_throughput"), *(error(metric) / float(row["steepness"]) for metric in missed)])
 
     def _of(self, arch: Arch) -> list[Row]:
         return [row for row in self.rows if row["arch"] == arch]
@@ -199,7 +220,7 @@ class Capacities(Answer):
         lead = f"The highest request rate each architecture holds with {' '.join(plan.goal.levels)}{asked}."
         lines: list[str | Showable] = ["no search has finished"]
         if self.rows:
-            most = [_most(plan.gpus, result)] if result else []
+            most = [_most(plan.gpus(plan.archs[0]), result)] if result else []
             lines = [_table(summary, self.gpu_hour_usd is not None), *most, *_notes(self, summary, result)]
         return Report(
             "Capacity",

@@ -29,7 +29,7 @@ from pdvsim.decide.runs import (
 )
 from pdvsim.decide.space import Space, with_best_length
 from pdvsim.decide.tune import Search, tuned
-from pdvsim.sim.config import Arch, Experiment, Server
+from pdvsim.sim.config import Arch, Experiment
 
 WIDE, NARROW = 0.15, 0.06  # largest first step of a search, as a logarithm; the second if the edge is about known
 COARSE = 0.1  # tolerance of the search before tuning
@@ -112,7 +112,7 @@ class _Searches:
         first = self.plan.base.traffic.seed
         if self.plan.space is not None and "batches" in self.plan.space.steps():
             roomy = {arch: self._roomy(arch, self.plan.space) for arch in self.plan.archs}
-            self.plan = replace(self.plan, servers=roomy)
+            self.plan = replace(self.plan, tuned=roomy)
         plan = self.plan
         loaded = self._saturated(plan.archs)
         self.plan = plan = replace(plan, service_s=max(plan.service_s, FIRST_GUESS * min(map(service_s, loaded))))
@@ -143,16 +143,16 @@ class _Searches:
         levels = self.plan.goal.levels_ms.items()
         return min((level / 1e3 for name, level in levels if name.endswith("tpot")), default=math.inf)
 
-    def _roomy(self, arch: Arch, space: Space) -> Server:
+    def _roomy(self, arch: Arch, space: Space) -> Experiment:
         """An architecture's settings with the largest batches that the formula sees meet the level of TPOT."""
-        at = self.plan.experiment((arch, self.plan.base.traffic.seed), 1.0)
+        at, one = self.plan.experiment((arch, self.plan.base.traffic.seed), 1.0), self.plan.server_of(arch)
         limits = sorted(space.max_num_seqs)
         for limit in reversed(limits):
             server = replace(at.server, max_num_seqs=limit)
-            full = with_best_length(saturated(replace(at, server=server)), space.draft_lengths)
+            full = with_best_length(saturated(replace(at, server=server)), space.lengths(at))
             if Formula(full).at(full.longest_draft).row_s <= self._level_s:
-                return full.server
-        return replace(at.server, max_num_seqs=limits[0])
+                return replace(one, server=full.server)
+        return replace(one, server=replace(at.server, max_num_seqs=limits[0]))
 
     def _predicted(self, arch: Arch) -> float:
         """Somewhat less than a saturated server delivers, or the lower rate at which the formula sees TPOT in time."""
@@ -203,10 +203,13 @@ class _Searches:
         """
         plan, seed = self.plan, self.plan.base.traffic.seed
         placed = {arch: plan.experiment((arch, seed), rate) for arch, rate in rates.items()}
-        guesses = {arch: with_best_length(at, space.draft_lengths).server for arch, at in placed.items()}
-        coarse = _Searches(replace(plan, servers=guesses, share=COARSE_SHARE), self.bench, COARSE)
+        guesses = {
+            arch: replace(plan.server_of(arch), server=with_best_length(at, space.lengths(at)).server)
+            for arch, at in placed.items()
+        }
+        coarse = _Searches(replace(plan, tuned=guesses, share=COARSE_SHARE), self.bench, COARSE)
         coarse._search({(arch, seed): search(rate, WIDE, COARSE) for arch, rate in rates.items()}, shorter=True)
-        servers: dict[Arch, Server] = {}
+        servers: dict[Arch, Experiment] = {}
         for objective in ("headroom", "throughput"):
             mine = [case for case in coarse.edges if coarse._queues(case) == (objective == "throughput")]
             places = [plan.experiment(case, BEYOND * coarse._rate(coarse.edges[case].root)) for case in mine]
@@ -214,8 +217,10 @@ class _Searches:
                 places = [saturated(place) for place in places]
             tuning = Search(replace(plan.goal, objective=objective), space, plan.tolerance)
             best = tuned(tuning, places, self.bench, alone=True) if places else []
-            servers |= {arch: best[at][arch].server for at, (arch, _) in enumerate(mine)}
-        self.plan = replace(plan, servers=servers)
+            servers |= {
+                arch: replace(plan.server_of(arch), server=best[at][arch].server) for at, (arch, _) in enumerate(mine)
+            }
+        self.plan = replace(plan, tuned=servers)
         return {
             arch: coarse._rate(edge.root) if holds(edge) else rates[arch] for (arch, _), edge in coarse.edges.items()
         }
@@ -273,14 +278,14 @@ class _Searches:
         faster = rate / self._rate(nearest(edge))
         tokens_per_s = faster * delivered_tokens_per_s(experiment, run)
         below, limit = self._beyond(case) if failed else (rate, "nothing")
-        hourly_usd, traffic = gpu_hour_usd and gpu_hour_usd * plan.gpus, experiment.traffic
+        hourly_usd, traffic = gpu_hour_usd and gpu_hour_usd * plan.gpus(arch), experiment.traffic
         usd = hourly_usd / (tokens_per_s * 3600) * 1e6 if hourly_usd and tokens_per_s else math.nan
         per_talk = (
             {"usd_per_conversation": usd / 1e6 * conversation_output_tokens(traffic)} if traffic.converses else {}
         )
         return {
             "arch": arch,
-            "gpus": plan.gpus,
+            "gpus": plan.gpus(arch),
             "seed": seed,
             "rate": rate,
             "failed_rate": self._rate(min(edge.high, edge.root + 1)) if failed else math.inf,
@@ -290,6 +295,8 @@ class _Searches:
             "output_tokens_per_s": tokens_per_s,
             "usd_per_million_output_tokens": usd,
             **per_talk,
+            "completed": run["completed"],
+            "total_input_tokens": run["total_input_tokens"],
             "profile": run["profile"],
             "foundation": run["foundation"],
             "forward_error_bar": run.get("forward_error_bar"),

@@ -20,7 +20,7 @@ import numpy as np
 
 from pdvsim.bench.stats import interval
 from pdvsim.decide.draft_table import HOLD, PLAIN, Border, DraftQuestion, DraftTable, SizeAndLength, Tier
-from pdvsim.decide.edge import first_where
+from pdvsim.decide.edge import Bracketing, Edge, Ends, find_edge, first_where, lockstep
 from pdvsim.decide.formula import RATES
 from pdvsim.decide.runs import Bench, at_acceptance
 from pdvsim.decide.speeds import Logs, Speeds
@@ -33,6 +33,8 @@ SIZE_RATIO = 8
 CLOSE = 0.04  # formula's error between lengths: those within this of the best are simulated too
 EDGE_ROUNDS = 3
 NEARBY = 0.1  # logarithm of sizes within which one simulation stands for another
+
+LengthPair = tuple[int, int]  # before a border and beyond it
 
 
 class SizeRange(NamedTuple):
@@ -86,18 +88,49 @@ def _sizes(most: int) -> list[int]:
 
 
 def _simulate(speeds: Speeds, bench: Bench) -> None:
-    """Simulate a few sizes, then both sides of every edge until the edges no longer move."""
+    """Simulate a few sizes; then find every border as an edge over sizes; then the worst size of each range."""
     most = min(speeds.question.most, speeds.fits)
-    points = [(rows, k) for rows in _sizes(most) for k in _worth_simulating(speeds, rows)]
-    _run(speeds, points, bench)
-    for _ in range(EDGE_ROUNDS):
-        new: list[SizeAndLength] = []
-        for rows, k in _edges(speeds, most):
-            if not any(k == other and _near(rows, size) for size, other in [*speeds.simulated, *new]):
-                new.append((rows, k))
-        if not new:
-            return
+    _run(speeds, [(rows, k) for rows in _sizes(most) for k in _worth_simulating(speeds, rows)], bench)
+    places = list(dict.fromkeys(round(math.exp(NEARBY * step)) for step in range(math.ceil(math.log(most) / NEARBY))))
+    places += [most]
+
+    def margins(asked: dict[LengthPair, int]) -> list[float]:
+        """Lead of the length before a border over that beyond it, as a logarithm."""
+        _run(speeds, [(places[place], k) for lengths, place in asked.items() for k in lengths], bench)
+        means = {point: math.log(held.mean) for point, held in speeds.simulated.items()}
+        return [means[places[at], before] - means[places[at], after] for (before, after), at in asked.items()]
+
+    ends = dict[LengthPair, Edge]()
+    for _ in range(EDGE_ROUNDS):  # simulations may name other lengths
+        found = {lengths: size for lengths, size in _crossings(speeds, most).items() if lengths not in ends}
+        searches = {lengths: _border_search(speeds, lengths, size, places) for lengths, size in found.items()}
+        lockstep(searches, margins, ends)
+        logs, plain, tiers = _ranged(speeds, most)
+        worst = [(_worst(logs, plain, tier), tier.k) for tier in tiers]
+        sides = [(right.first, k) for left, right in pairwise(tiers) for k in (left.k, right.k)]
+        both = dict.fromkeys((rows, one) for rows, k in [*worst, *sides] for one in (PLAIN, k))
+        new = [(r, k) for r, k in both if not any(k == other and _near(r, size) for size, other in speeds.simulated)]
         _run(speeds, new, bench)
+        if not found and not new:
+            return
+
+
+def _border_search(speeds: Speeds, lengths: LengthPair, size: int, places: Sequence[int]) -> Bracketing:
+    """The search for the size from which the second length is better, from where it is so far predicted."""
+    before, after = (speeds.length(places, k) for k in lengths)
+    start = min(range(len(places)), key=lambda place: abs(math.log(places[place] / size)))
+    lower, upper = max(start - 1, 0), min(start + 1, len(places) - 1)
+    leads = before - after
+    slope = max(0.0, float(leads[lower] - leads[upper]) / max(1, upper - lower))
+    return find_edge(start, Ends(-1, len(places)), 2, 2, slope, trust=1.0, known=slope > 0)
+
+
+def _crossings(speeds: Speeds, most: int) -> dict[LengthPair, int]:
+    """The lengths before and beyond each border, and that at which a server without a drafter gets faster."""
+    logs, plain, tiers = _ranged(speeds, most)
+    crossings = {(left.k, right.k): right.first for left, right in pairwise(tiers)}
+    first = _plain_from(plain, _chosen(logs, tiers))
+    return crossings | {(tier.k, PLAIN): first for tier in tiers if tier.first < first <= tier.last}
 
 
 def _run(speeds: Speeds, points: Sequence[SizeAndLength], bench: Bench) -> None:
@@ -120,16 +153,14 @@ def _near(rows: int, size: int) -> bool:
     return abs(math.log(size / rows)) <= NEARBY
 
 
-def _edges(speeds: Speeds, most: int) -> list[SizeAndLength]:
-    """The size from which each range begins, with the lengths of both sides, and the worst of each range; and plain."""
-    sizes = range(1, most + 1)
+def _ranged(speeds: Speeds, most: int) -> tuple[Logs, Logs, list[SizeRange]]:
+    """Speeds up to a size, with drafts and without, and the ranges: each border where its two lengths are equal."""
+    sizes, indifference = range(1, most + 1), speeds.question.indifference
     logs, plain = speeds.logs(sizes), speeds.plain(sizes)
-    tiers = _merged(logs, logs.argmax(axis=1).tolist(), speeds.question.indifference)
-    points = [(right.first, k) for left, right in pairwise(tiers) for k in (left.k, right.k)]
-    first = _plain_from(plain, _chosen(logs, tiers))
-    points += [(first, tier.k) for tier in tiers if tier.first <= first <= tier.last]
-    points += [(_worst(logs, plain, tier), tier.k) for tier in tiers]
-    return list(dict.fromkeys([(rows, one) for rows, k in points for one in (PLAIN, k)]))
+    lengths = sorted({tier.k for tier in _merged(logs, logs.argmax(axis=1).tolist(), indifference)})
+    among = np.full_like(logs, -np.inf)
+    among[:, lengths] = logs[:, lengths]
+    return logs, plain, _merged(among, among.argmax(axis=1).tolist(), indifference, logs.max(axis=1))
 
 
 def _borders(table: DraftTable, bench: Bench) -> list[Border]:
@@ -162,10 +193,8 @@ def _served(table: DraftTable, rows: int, hold: float) -> list[Experiment]:
 def _table(speeds: Speeds) -> DraftTable:
     question, formula = speeds.question, speeds.formula
     profile = covering_profile(formula.experiment)
-    sizes = range(1, question.most + 1)
-    logs, plain = speeds.logs(sizes), speeds.plain(sizes)
+    logs, plain, tiers = _ranged(speeds, question.most)
     best = logs.argmax(axis=1).tolist()
-    tiers = _merged(logs, best, question.indifference)
     chosen = _chosen(logs, tiers)
     single, single_lost = _single(logs, plain, chosen)
     first = _plain_from(plain, chosen)
@@ -206,11 +235,11 @@ def _plain_from(plain: Logs, chosen: Logs) -> int:
     return int(slower[-1]) + 2 if len(slower) else 1
 
 
-def _merged(logs: Logs, best: Sequence[int], indifference: float) -> list[SizeRange]:
-    """The fewest ranges, then the smallest loss: at most `indifference` at every size."""
+def _merged(logs: Logs, best: Sequence[int], indifference: float, top: Logs | None = None) -> list[SizeRange]:
+    """The fewest ranges, then the smallest loss: at most `indifference` at every size against `top`, or the best."""
     starts = np.flatnonzero(np.diff(best, prepend=-1)).tolist()  # where the best length changes
     edges = [*starts, len(best)]
-    deficit = logs.max(axis=1, keepdims=True) - logs
+    deficit = (logs.max(axis=1) if top is None else top)[:, np.newaxis] - logs
     lost = np.add.reduceat(deficit, starts)
     will_do = np.expm1(np.maximum.reduceat(deficit, starts)) <= indifference
     cheapest: list[tuple[int, float, int, int]] = [(0, 0.0, 0, 0)]  # up to each edge: ranges, lost, last one's start, k

@@ -13,15 +13,59 @@ the error of either is in both.
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Container, Sequence
 from importlib.resources import files
+from typing import NamedTuple
 
+from pdvsim.bench.pool import Row
+from pdvsim.bench.stats import interval
 from pdvsim.sim.assembly import ServerParts, link_of, profile_of
 from pdvsim.sim.config import Experiment, Hardware
 from pdvsim.sim.prices.composed import ComposedProfile
-from pdvsim.sim.trust import errors_of
+from pdvsim.sim.trust import errors_of, groups
 
 PERCENTS = {"median": 50.0, "p90": 90.0, "p95": 95.0, "p99": 99.0}
+
+
+class Ranged(NamedTuple):
+    """A predicted figure, and the ends between which seeds and the model's error together leave it."""
+
+    mean: float
+    low: float
+    high: float
+
+    def text(self, unit: str = "", decimals: int = 1) -> str:
+        """`9.1 ms (7.7 to 10.9)`; the mean alone where nothing is uncertain."""
+        if math.isnan(self.mean):
+            return "-"
+        mean, *ends = (f"{end:.{decimals}f}" for end in self)
+        mean += f" {unit}" if unit else ""
+        return mean if ends[0] == ends[1] else f"{mean} ({ends[0]} to {ends[1]})"
+
+
+def ranged(mean: float, half_width: float, error: float) -> Ranged:
+    """The range of a figure that is not negative, from independent errors: over seeds, and of the model."""
+    off = math.hypot(0.0 if math.isnan(half_width) else half_width, error * mean)
+    return Ranged(mean, max(0.0, mean - off), mean + off)
+
+
+def ranged_of(experiment: Experiment, rows: Sequence[Row], metric: str) -> Ranged:
+    """The range of a metric over replications."""
+    held = interval((row[metric] for row in rows), within=(r[f"{metric}_se"] for r in rows if f"{metric}_se" in r))
+    return ranged(held.mean, held.half_width, model_error(experiment, rows, metric))
+
+
+def model_error(experiment: Experiment, rows: Sequence[Row], metric: str) -> float:
+    """Relative error of a predicted metric: of comparable real runs, and of forward times that are predicted."""
+    errors, row = errors_of(experiment.hardware), rows[0]
+    alike = groups(
+        experiment,
+        float(row["total_input_tokens"]) / max(float(row["completed"]), 1e-9),
+        float(row.get("outside_measured_share", 0.0) or 0.0),
+    )
+    real = errors.bar("any machine", alike, metric) if errors is not None else None
+    return math.hypot(real or 0.0, ServerParts(experiment).bar)
 
 
 def lead_error(experiment: Experiment, metric: str) -> float:

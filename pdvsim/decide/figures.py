@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import itertools
-import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from pdvsim.bench.stats import Interval, interval
-from pdvsim.decide.advice import CONFIDENCE, FLIPS, Advice
+from pdvsim.decide.advice import CANDIDATES, FLIPS, Advice
 from pdvsim.decide.capacity import Capacities
-from pdvsim.decide.goal import NAMES, level_title
+from pdvsim.decide.goal import NAMES, Goal, level_title
 from pdvsim.decide.grid import place_text
 from pdvsim.decide.report import gpus_text
 from pdvsim.decide.runs import load_words
@@ -21,20 +20,19 @@ from pdvsim.decide.surroundings import Flips
 from pdvsim.decide.winners import WinnerMap, confidence_text
 from pdvsim.sim.config import Experiment
 from pdvsim.sim.policies import policy_of
-from pdvsim.view.figure import legend_above, new_figure, styled, titled
+from pdvsim.view.charts import DASHES, Bar, Chart, Curve
+from pdvsim.view.figure import chart_figure, new_figure, styled, titled
 from pdvsim.view.forest import forest_figure
 from pdvsim.view.setting import points_line, run_seeds, setting_line
 from pdvsim.view.style import AXIS_NAMES, arch_colour, number_text, paler
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 AXES = {
     "load": "Request rate (req/s)", "concurrency": "Concurrent requests", "requests": "Requests in the batch",
     "acceptance": "Acceptance rate",
 }  # fmt: skip
-LEGEND_INCHES, LETTER_INCHES = 0.75, 0.1  # of a legend entry without its text, and of a letter
 MARKERS = "osD^vP*X"  # one per architecture, so that coinciding curves are still distinguishable
 
 
@@ -51,21 +49,18 @@ def capacity_figure(capacities: Capacities) -> Figure:
         price = f"Cost at that rate, at ${capacities.gpu_hour_usd:g} per GPU-hour"
         panels.append(("usd_per_million_output_tokens", price, "$ per million output tokens"))
     names = [str(entry["arch"]) for entry in entries]
-    colours = list(map(arch_colour, names))
-    with styled():
-        figure = new_figure(2.0 + 5.5 * len(panels), _height(len(entries)), _footnote(capacities))
-        grid = figure.subplots(1, len(panels), squeeze=False, sharey=True)
-        for axes, (key, title, unit) in zip(grid.flat, panels, strict=True):
-            _bars(axes, names, [entry[key] for entry in entries], colours)
-            titled(axes, title, unit)
-    return figure
+    charts = [
+        _bars(title, unit, names, [entry[key] for entry in entries], list(map(arch_colour, names)))
+        for key, title, unit in panels
+    ]
+    return chart_figure([charts], _footnote(capacities), inches=(5.6, _height(len(entries))))
 
 
 def advice_pictures(advice: Advice) -> dict[str, Figure]:
     """Where the decision changes, or the finalists if that was not searched; none without a decision."""
     if advice.recommended is None:
         return {}
-    return {FLIPS: flips_figure(advice)} if advice.flips_drawn else {CONFIDENCE: finalists_figure(advice)}
+    return {FLIPS: flips_figure(advice)} if advice.flips_drawn else {CANDIDATES: finalists_figure(advice)}
 
 
 def finalists_figure(advice: Advice) -> Figure:
@@ -75,12 +70,8 @@ def finalists_figure(advice: Advice) -> Figure:
     order = sorted(values, key=lambda c: -goal.sign * values[c].mean)
     names = [ask.described(c) + (f" ({advice.standing})" if c == advice.recommended else "") for c in order]
     note = f"{_asked_line(advice)} Whiskers: 95% confidence over {ask.num_runs} seeds."
-    with styled():
-        figure = new_figure(11, _height(len(order)), f"{note} Profile {advice.rows[0]['profile']}.")
-        axes = figure.subplots()
-        _bars(axes, names, [values[c] for c in order], [arch_colour(c.arch) for c in order])
-        titled(axes, NAMES[goal.objective])
-    return figure
+    bars = _bars(NAMES[goal.objective], "", names, [values[c] for c in order], [arch_colour(c.arch) for c in order])
+    return chart_figure([[bars]], f"{note} Profile {advice.rows[0]['profile']}.", inches=(10.5, _height(len(order))))
 
 
 def _height(rows: int) -> float:
@@ -88,40 +79,15 @@ def _height(rows: int) -> float:
     return 1.3 + 0.45 * rows
 
 
-def across(figure: Figure, labels: Sequence[str]) -> int:
-    """Legend entries that fit in one row."""
-    return max(1, int(figure.get_figwidth() / (LEGEND_INCHES + LETTER_INCHES * max(map(len, labels)))))
-
-
-def _bars(axes: Axes, names: Sequence[str], values: Sequence[Interval], colours: Sequence[str]) -> None:
+def _bars(title: str, unit: str, names: Sequence[str], values: Sequence[Interval], colours: Sequence[str]) -> Chart:
     """One bar per name, from the top, with its interval and value."""
-    rows, end = range(len(names)), _frame(values)
-    means = [0.0 if math.isnan(value.mean) else value.mean for value in values]
-    above = [upper(value) - mean for value, mean in zip(values, means, strict=True)]
-    below = list(map(min, above, means))  # rates and costs are not negative
-    axes.barh(rows, means, 0.62, color=colours)
-    axes.errorbar(means, rows, xerr=[below, above], fmt="none", ecolor="0.15", elinewidth=1.5, capsize=4)
-    for row, mean, more in zip(rows, means, above, strict=True):  # on a white background, as an interval may cross it
-        axes.annotate(
-            number_text(mean) if mean else "none", (min(mean + more, end), row), xytext=(8, 0),
-            textcoords="offset points", va="center", color="0.15", fontweight="bold", size=11,
-            bbox={"boxstyle": "round,pad=0.15", "facecolor": "white", "edgecolor": "none"},
-        )  # fmt: skip
-    axes.set_yticks(rows, names)
-    axes.set_ylim(len(names) - 0.4, -0.6)
-    axes.set_xlim(0, 1.2 * end)
-    axes.grid(visible=False, axis="y")
-
-
-def _frame(values: Sequence[Interval]) -> float:
-    """Axis limit: intervals from two replications can be very long."""
-    top = max((value.mean for value in values if value.mean > 0), default=1.0)
-    return min(max([top, *map(upper, values)]), 2 * top)
-
-
-def upper(value: Interval) -> float:
-    """Upper end of an interval; the value itself for one run, 0 for none."""
-    return 0.0 if math.isnan(value.mean) else value.ends[1]
+    bars = [
+        Bar(row, 0.0, value.mean, colour, number_text(value.mean), half=value.half)
+        if value.mean > 0
+        else Bar(row, 0.0, 0.0, colour, "none")
+        for row, (value, colour) in enumerate(zip(values, colours, strict=True))
+    ]
+    return Chart(title, "", unit, rows=list(names), bars=bars, labelled=True)
 
 
 def _footnote(capacities: Capacities) -> str:
@@ -141,20 +107,17 @@ def flips_figure(advice: Advice) -> Figure:
     ask, goal, flips, named = advice.question, advice.question.goal, advice.flips_drawn, advice.finalists
     assert advice.recommended is not None
     best = ask.name(advice.recommended)
-    compared = {name for one_axis in flips for probe in one_axis.probes.values() for name in probe.values}
-    archs = [name for name in named if name in compared]
-    note = f"{_asked_line(advice)} Shaded: {best} is best. Bars: 95% confidence over {ask.num_runs} seeds; "
+    note = f"{_asked_line(advice)} Shaded: {best} is best. Bands: 95% confidence over {ask.num_runs} seeds; "
     note += "none where fewer seeds showed that no other could lead. "
     note += "Dashed: service levels exactly met. " if goal.objective == "headroom" else ""
-    with styled():
-        figure = new_figure(7.5 * len(flips), 5.2, note + f"Profile {advice.rows[0]['profile']}.")
-        colours = {name: arch_colour(named[name].arch) for name in archs}
-        for axes, one_axis in zip(figure.subplots(1, len(flips), squeeze=False).flat, flips, strict=True):
-            _lines(axes, one_axis, archs, colours, best, advice.standing)
-            axes.set_ylabel(NAMES[goal.objective])
-            if goal.objective == "headroom":
-                axes.axhline(1, color="0.3", linewidth=1.2, linestyle="--")
-        legend_above(figure, figure.axes[0], across(figure, figure.axes[0].get_legend_handles_labels()[1]))
+    figure = chart_figure(
+        [[_curves(one, named, best, advice.standing, goal) for one in flips]],
+        note + f"Profile {advice.rows[0]['profile']}.",
+        inches=(7.0, 4.4),
+    )
+    for axes, one in zip(figure.axes, flips, strict=True):
+        axes.axvspan(one.stands(-1), one.stands(1), color="0.93", zorder=0)
+        axes.axvline(one.here, color="0.3", linewidth=1.2, linestyle=":")
     return figure
 
 
@@ -170,33 +133,27 @@ def _asked_line(advice: Advice) -> str:
     )
 
 
-def _lines(axes: Axes, flips: Flips, archs: list[str], colours: dict[str, Any], best: str, chosen: str) -> None:
-    """One curve per architecture over one axis, with the given load and the range of the same recommendation."""
-    for arch, marker, dashes in zip(archs, MARKERS, itertools.cycle(("-", "--", "-.", ":")), strict=False):
-        at = [x for x in sorted(flips.probes) if arch in flips.probes[x].values]
-        values = [flips.probes[x].values[arch] for x in at]
-        most = max(value.n for probe in flips.probes.values() for value in probe.values.values())
-        half = [v.half if v.n == most else 0.0 for v in values]
-        label = f"{arch} ({chosen})" if arch == best else arch
-        axes.errorbar(
-            at, [v.mean for v in values], half, color=colours[arch], label=label, marker=marker, capsize=3,
-            linewidth=3 if arch == best else 1.8, linestyle=dashes,
-        )  # fmt: skip
-    low = flips.below.stands if flips.below else flips.here
-    high = flips.above.stands if flips.above else flips.here
-    axes.axvspan(low, high, color="0.93", zorder=0)
-    axes.axvline(flips.here, color="0.3", linewidth=1.2, linestyle=":")
-    if flips.axis != "acceptance":
-        axes.set_xscale("log", base=2)
-        axes.set_xticks([flips.here * 2.0**power for power in range(-2, 3) if flips.here * 2.0**power in flips.probes])
-        axes.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
-    means = [v.mean for probe in flips.probes.values() for v in probe.values.values()]
-    if max(means) > 10 * min(means) > 0:
-        axes.set_yscale("log")
-        axes.set_ylim(min(means) / 2, max(means) * 2)  # limits from the curves, as intervals may reach 0
-        axes.yaxis.set_major_formatter(lambda value, _: f"{value:g}")
-    axes.minorticks_off()
-    titled(axes, "Over acceptance" if flips.axis == "acceptance" else "Over the load", AXES[flips.axis])
+def _curves(flips: Flips, named: Mapping[str, Experiment], best: str, standing: str, goal: Goal) -> Chart:
+    """One curve per finalist over one axis."""
+    places = sorted(flips.probes)
+    most = max(value.n for probe in flips.probes.values() for value in probe.values.values())
+    curves = []
+    styles = zip(named.items(), itertools.cycle(MARKERS), itertools.cycle(DASHES), strict=False)
+    for (name, candidate), marker, dash in styles:
+        at = [x for x in places if name in flips.probes[x].values]
+        values = [flips.probes[x].values[name] for x in at]
+        half = [value.half if value.n == most else 0.0 for value in values]
+        label, colour = f"{name} ({standing})" if name == best else name, arch_colour(candidate.arch)
+        y, full = [value.mean for value in values], [False] * len(at)
+        curves += [Curve(label, colour, at, y, half, hollow=full, marker=marker, dash=dash)] if at else []
+    means = [y for curve in curves for y in curve.y]
+    loads = flips.axis != "acceptance"
+    ticks = [flips.here * 2.0**power for power in range(-2, 3) if flips.here * 2.0**power in flips.probes]
+    return Chart(
+        "Over the load" if loads else "Over acceptance", NAMES[goal.objective], AXES[flips.axis], curves, log_x=loads,
+        ticks=[(tick, f"{tick:g}") for tick in ticks] if loads else (), log_y=max(means) > 10 * min(means) > 0,
+        levels=[1.0] if goal.objective == "headroom" else (),
+    )  # fmt: skip
 
 
 def map_pictures(answer: WinnerMap) -> dict[str, Figure]:
@@ -267,8 +224,7 @@ def map_figure(answer: WinnerMap) -> Figure:
         titled(axes, f"Best by {NAMES[grid.goal.objective]}", AXIS_NAMES[grid.load_kind], sides[grid.axis])
         handles = [Patch(color=colour, label=arch) for arch, colour in zip(archs, palette, strict=True)]
         handles.append(Patch(facecolor="white", edgecolor="0.35", hatch="///", label="not significant"))
-        columns = across(figure, [*archs, "not significant"])
-        figure.legend(handles=handles, loc="outside upper center", ncols=columns, frameon=False)
+        figure.legend(handles=handles, loc="outside upper center", ncols=4, frameon=False)
     return figure
 
 

@@ -71,8 +71,10 @@ def formula_sized(candidate: Experiment, bench: Bench) -> Experiment:
 
 
 def _finalists(search: Search, best: Mapping[str, Experiment], all_compete: bool) -> dict[str, Experiment]:
-    """The best few, plain decoding at its best, and fleets that are always kept; or all."""
+    """The best few that are near enough to be tuned, plain decoding at its best, and fleets that are kept; or all."""
     plain = [name for name, candidate in best.items() if candidate.arch == "autoregressive"]
-    names = dict.fromkeys([*list(best)[: None if all_compete else FINALISTS], *plain[:1]])
+    first = next(iter(best.values()))
+    near = [name for name, mine in best.items() if mine == first or not search.far(mine, first)]
+    names = dict.fromkeys([*(best if all_compete else near[:FINALISTS]), *plain[:1]])
     names |= dict.fromkeys(name for name in best if name in search.always_finalists)
     return {name: best[name] for name in names}

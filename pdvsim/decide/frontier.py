@@ -22,20 +22,21 @@ from pdvsim.decide.report import positive
 from pdvsim.decide.runs import kept_up
 from pdvsim.sim.config import Experiment, Hardware, Scoring, Server
 from pdvsim.view import table
+from pdvsim.view.charts import Chart, Curve
 from pdvsim.view.comparison import interval_note
-from pdvsim.view.figure import label_points, new_figure, styled, titled
+from pdvsim.view.figure import chart_figure
 from pdvsim.view.setting import Settings, points_line
-from pdvsim.view.style import arch_colour, arch_marker, metric_label, name_of, paler
+from pdvsim.view.style import arch_colour, metric_label, name_of, paler
 
 if TYPE_CHECKING:
     import pandas as pd
-    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 Standing = Literal["frontier", "not significant", "dominated", "does not keep up"]
 Figures = tuple[Sequence[float], Sequence[float]]
 
 LOGARITHMIC_FROM = 5.0  # ratio of an axis' ends
+MARKERS = "osD^vP*X"
 
 
 @dataclass(frozen=True)
@@ -75,15 +76,14 @@ class Frontier:
 
     def __repr__(self) -> str:
         """One row per point, the frontier marked; then points that did not keep up and the meaning of verdicts."""
+        names = [name_of(metric)[0] for metric in (self.x, self.y)]
         rows = [
-            [
-                "*" if p.verdict == "frontier" else "",
-                *(p.arch, *map(str, p.values), positive(p.x), positive(p.y)),
-                p.verdict + (f" by {p.by}" if p.by else ""),
-            ]
+            {"": "*" if p.verdict == "frontier" else "", "arch": p.arch}
+            | dict(zip(self.dims, map(str, p.values), strict=True))
+            | {f"{name} ms": positive(value) for name, value in zip(names, (p.x, p.y), strict=True)}
+            | {"verdict": p.verdict + (f" by {p.by}" if p.by else "")}
             for p in self.shown
         ]
-        names = [name_of(metric)[0] for metric in (self.x, self.y)]
         unsteady = [point.name for point in self.with_standing("does not keep up")]
         seeds = max(point.x.n for point in self.points)
         rules = [
@@ -91,18 +91,10 @@ class Frontier:
             f"({self.errors[0]:.1%} of {names[0]}, {self.errors[1]:.1%} of {names[1]})",
             "not significant: worse than the frontier, but not by that much; paired, 95% confidence for all together",
         ]
-        if seeds < LEAST_SEEDS:
-            rules = [few_text(seeds)]
-        header = ["", "arch", *self.dims, *(f"{name} ms" for name in names), "verdict"]
-        return "\n".join(
-            [
-                table.grid(header, rows) if rows else "none keeps up",
-                *([f"did not keep up: {'; '.join(unsteady)}"] if unsteady and rows else []),
-                "* on the frontier: no other has both means as low and one lower",
-                *rules,
-                interval_note(seeds),
-            ]
-        )
+        notes = [f"did not keep up: {'; '.join(unsteady)}"] if unsteady and rows else []
+        notes += ["* on the frontier: no other has both means as low and one lower"]
+        notes += rules if seeds >= LEAST_SEEDS else [few_text(seeds)]
+        return "\n".join([table.rows_table(rows) if rows else "none keeps up", *notes, interval_note(seeds)])
 
 
 def find_frontier(points: pd.DataFrame, x: str = "mean_ttft_ms", y: str = "p99_itl_ms") -> Frontier:
@@ -167,83 +159,34 @@ def leads(mine: Figures, theirs: Figures, confidence: float) -> list[Interval]:
 
 
 def frontier_figure(frontier: Frontier, configs: Sequence[Settings] = ()) -> Figure:
-    """One marker per point with its setting and intervals, pale if dominated; the frontier as a stair.
+    """One marker per point with its intervals, pale if dominated; the frontier as a stair.
 
     `configs` are those of the base experiments, for the caption and the service levels.
     """
-    from matplotlib.lines import Line2D
-
-    shown, stair = frontier.shown, frontier.with_standing("frontier")
-    archs = list(dict.fromkeys(point.arch for point in shown))
     unsteady = len(frontier.with_standing("does not keep up"))
     note = points_line(frontier.runs, configs)
     note += " Pale: dominated beyond the profile's error. Bars: 95% confidence. Dashed: service levels."
-    note += f" Numbers: {', '.join(frontier.dims)}." if frontier.dims else ""
     note += f" Not shown: {unsteady} that did not keep up." if unsteady else ""
-    with styled():
-        figure = new_figure(9.5, 6.2, note)
-        axes = figure.subplots()
-        labels: dict[tuple[str, float, float], list[str]] = {}  # coinciding points of one architecture share a label
-        spans = []
-        for point in shown:
-            colour = paler(arch_colour(point.arch), 0.55 if point.verdict == "dominated" else 0)
-            (x, dx), (y, dy) = ((v.mean, v.half) for v in (point.x, point.y))
-            axes.errorbar(
-                x, y, dy, dx, color=colour, marker=arch_marker(point.arch), markersize=10,
-                markeredgecolor="0.1" if point in stair else "white", elinewidth=1.2, capsize=3,
-            )  # fmt: skip
-            labels.setdefault((point.arch, x, y), []).append(", ".join(map(str, point.values)))
-            spans += [(x - dx, y, x + dx, y), (x, y - dy, x, y + dy)]
-        _frame(axes, shown)
-        if stair:  # the attainable region extends to the frame, up and to the right
-            (_, right), (_, top) = axes.get_xlim(), axes.get_ylim()
-            xs, ys = [point.x.mean for point in stair], [point.y.mean for point in stair]
-            axes.step([xs[0], *xs, right], [top, *ys, ys[-1]], where="post", color="0.25", linewidth=1.8, zorder=1)
-            spans += [(a, b, c, b) for a, b, c in zip(xs, ys, [*xs[1:], right], strict=True)]
-            spans += [(a, b, a, c) for a, b, c in zip(xs, [top, *ys[:-1]], ys, strict=True)]
-        _draw_levels(axes, frontier, configs)
-        titled(axes, "", metric_label(frontier.x), metric_label(frontier.y))
-        handles = [
-            Line2D([], [], color=arch_colour(arch), marker=arch_marker(arch), markersize=9, linestyle="", label=arch)
-            for arch in archs
-        ]
-        handles.append(Line2D([], [], color="0.25", linewidth=1.8, label="frontier"))
-        figure.legend(handles=handles, loc="outside upper center", ncols=5, frameon=False)
-        named = [(x, y, "; ".join(texts), arch_colour(arch)) for (arch, x, y), texts in labels.items()]
-        if frontier.dims and named:
-            label_points(axes, named, spans)
+    stair = frontier.with_standing("frontier")
+    curves = [Curve("frontier", "0.25", [p.x.mean for p in stair], [p.y.mean for p in stair], step=True)]
+    for at, point in enumerate(frontier.shown):
+        colour = paler(arch_colour(point.arch), 0.55 if point.verdict == "dominated" else 0)
+        marker = MARKERS[at % len(MARKERS)]
+        curves.append(
+            Curve(point.name, colour, [point.x.mean], [point.y.mean], hollow=[False], marker=marker, dash="none")
+        )
+    ends = [[value.mean for value in axis] for axis in zip(*((p.x, p.y) for p in frontier.shown), strict=True)]
+    logs = [0 < min(means) < max(means) / LOGARITHMIC_FROM for means in ends] or [False, False]
+    chart = Chart(
+        "", metric_label(frontier.y), metric_label(frontier.x), curves, log_x=logs[0], log_y=logs[1], free=True
+    )
+    figure = chart_figure([[chart]], note, inches=(9.0, 5.4))
+    [axes] = figure.axes
+    for point, curve in zip(frontier.shown, curves[1:], strict=True):
+        axes.errorbar(point.x.mean, point.y.mean, point.y.half, point.x.half, color=curve.colour, capsize=3)
+    for metric, draw in ((frontier.x, axes.axvline), (frontier.y, axes.axhline)):
+        for config in configs:
+            levels = Scoring(goodput=tuple(config["scoring"]["goodput"])).slo()
+            if seconds := levels.get(metric.removesuffix("_ms").rpartition("_")[2]):
+                draw(1e3 * seconds, color="0.35", linewidth=1.4, linestyle="--", zorder=1)
     return figure
-
-
-def _frame(axes: Axes, shown: Sequence[FrontierPoint]) -> None:
-    """Axis limits around the means, logarithmic for wide ranges; intervals from two replications can be very long."""
-    from matplotlib.ticker import LogLocator
-
-    for axis, values, scale, limits in (
-        (axes.xaxis, [point.x.mean for point in shown], axes.set_xscale, axes.set_xlim),
-        (axes.yaxis, [point.y.mean for point in shown], axes.set_yscale, axes.set_ylim),
-    ):
-        low, high = min(values, default=0.0), max(values, default=1.0)
-        if 0 < low < high / LOGARITHMIC_FROM:
-            scale("log")
-            axis.set_major_locator(LogLocator(subs=(1, 2, 5)))
-            axis.set_major_formatter(lambda value, _: f"{value:g}")
-            limits(low / 1.3, high * 1.5)
-        else:
-            room = 0.2 * (high - low) or 0.1 * high or 1.0
-            limits(max(0.0, low - room), high + 1.5 * room)
-    axes.minorticks_off()
-
-
-def _draw_levels(axes: Axes, frontier: Frontier, configs: Sequence[Settings]) -> None:
-    """Lines for service levels on an axis, if within the frame."""
-    levels = {
-        name: s for config in configs for name, s in Scoring(goodput=tuple(config["scoring"]["goodput"])).slo().items()
-    }
-    for metric, ends, line in (
-        (frontier.x, axes.get_xlim(), axes.axvline),
-        (frontier.y, axes.get_ylim(), axes.axhline),
-    ):
-        level_ms = 1e3 * levels.get(metric.removesuffix("_ms").rpartition("_")[2], math.nan)
-        if ends[0] <= level_ms <= ends[1]:
-            line(level_ms, color="0.35", linewidth=1.4, linestyle="--", zorder=1)

@@ -17,11 +17,13 @@ from functools import cached_property
 from typing import Literal, get_args
 
 from pdvsim.bench.pool import Row
+from pdvsim.decide.error import ranged_of
 from pdvsim.decide.runs import kept_up
 from pdvsim.sim.config import Experiment, Scoring
 from pdvsim.sim.limits import LeastShare, check_ranges
 from pdvsim.sim.metrics.summary import percentile_name
 
+LevelVerdict = Literal["meets", "misses", "too close to call", "does not keep up"]
 Objective = Literal["headroom", "goodput", "throughput", "ttft", "tpot", "e2el"]
 
 ATTAINMENT = 0.9  # share of the requests, if no percentile is named
@@ -137,6 +139,17 @@ class Goal:
     def met(self, rows: Sequence[Row]) -> bool:
         """Whether replications meet the service levels on average, and most of them kept up."""
         return kept_up(rows) and (not self.levels or self.attains(*rows))
+
+    def verdict(self, candidate: Experiment, rows: Sequence[Row]) -> LevelVerdict:
+        """Whether a candidate meets the service levels, seeds and the model's error included."""
+        if not kept_up(rows):
+            return "does not keep up"
+        ends = {name: ranged_of(candidate, rows, self.level_metric(name)) for name in self.levels_ms}
+        if self.met(rows) and all(ends[name].high <= level for name, level in self.levels_ms.items()):
+            return "meets"
+        if not self.met(rows) and any(ends[name].low > level for name, level in self.levels_ms.items()):
+            return "misses"
+        return "too close to call"
 
 
 def level_title(name: str) -> str:

@@ -30,6 +30,7 @@ class Question:
     # up to which the smallest fleet is found if one server does not meet the goal; 0: none is
     most_gpus: Annotated[int, Range(0, 1024)] = 0
     fleet_archs: tuple[Arch, ...] = ()  # architectures of such fleets
+    gpus: int | None = None  # that there are, if given
     by_cost: bool = False  # the cheapest of the contenders that meet the goal is chosen
 
     def __post_init__(self) -> None:
@@ -58,7 +59,12 @@ class Question:
 
     def hourly(self, candidate: Experiment) -> float:
         """Hourly cost of a fleet: dollars, or GPUs if no price is given."""
-        return candidate.hardware.replicas * candidate.gpus * (self.gpu_hour_usd or 1.0)
+        return self.gpus_of(candidate) * (self.gpu_hour_usd or 1.0)
+
+    @staticmethod
+    def gpus_of(candidate: Experiment) -> int:
+        """GPUs of all its servers."""
+        return candidate.hardware.replicas * candidate.gpus
 
     @property
     def cheaper(self) -> frozenset[str]:

@@ -107,16 +107,24 @@ def race(
     indifference: float,
     budget: int | None = None,
     equally: bool = False,
+    holder: str | None = None,
 ) -> Iterator[Finals]:
     """Run all candidates, by name, on the same seeds and compare; then add seeds where they help.
 
     The last yield is the answer. `budget` limits the simulations. With `equally` all have the same number of seeds.
+    With a `holder` the race ends after the first seeds if it met the goal in all of them and none can beat it.
     """
     seeds, active = num_runs, candidates
     rows: dict[str, list[Row]] = {}
-    if num_runs > PILOTS and not equally:
-        rows = bench.replicated(candidates, PILOTS)
-        steady = [name for name, mine in rows.items() if kept_up(mine)]
+    pilots = PILOTS if holder is None else enough(num_runs, corrected(len(candidates) - 1))
+    if num_runs > pilots and not equally:
+        rows = bench.replicated(candidates, pilots)
+        if holder is not None and all(goal.met([row]) for row in rows[holder]):
+            result = contest_of(rows, goal, candidates, indifference)
+            if result.best == holder or result.leads[holder].mean <= result.thresholds[holder]:
+                yield Finals(candidates, dict(rows), result)
+                return
+        steady = [name for name, mine in rows.items() if kept_up(mine) or name == holder]
         active = {name: candidates[name] for name in steady} or candidates
     while True:
         rows |= bench.replicated(active, seeds)

@@ -6,8 +6,8 @@ shared.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
 from html import escape
 from typing import TYPE_CHECKING, Any
 
@@ -15,9 +15,11 @@ from pdvsim.bench.pool import Row
 from pdvsim.bench.stats import Interval
 from pdvsim.common.version import __version__
 from pdvsim.sim.config import BY_SEED, Experiment, Traffic
+from pdvsim.sim.engines import ENGINES
+from pdvsim.sim.workload.asked import drafter_name
 from pdvsim.view.comparison import founded, most_outside
 from pdvsim.view.report.sheet import PageSection, parts_html
-from pdvsim.view.setting import lengths_text
+from pdvsim.view.setting import acceptance_source, lengths_text
 from pdvsim.view.table import cell
 
 if TYPE_CHECKING:
@@ -98,6 +100,43 @@ def plural(count: int, what: str) -> str:
 def gpus_text(count: int, card: str = "") -> str:
     """`1 GPU`, `2 GPUs`, `2 GPUs (h200)`."""
     return plural(count, "GPU") + (f" ({card})" if card else "")
+
+
+def served_as_text(candidate: Experiment, given: int | None = None) -> str:
+    """GPUs and servers: `2 of your 4 GPUs (h200) as one vLLM server (TP 2)`."""
+    hardware, engine = candidate.hardware, ENGINES[candidate.hardware.predicted_engine].title
+    count = hardware.replicas * candidate.gpus
+    of = (
+        f"{count} of your {gpus_text(given, hardware.gpu)}"
+        if given and given > count
+        else gpus_text(count, hardware.gpu)
+    )
+    sizes = {"TP": hardware.tensor_parallel_size, "DP": hardware.data_parallel_size}
+    inside = [f"{name} {size}" for name, size in sizes.items() if size > 1]
+    inside += ["EP"] if hardware.enable_expert_parallel else []
+    if hardware.disaggregate is not None:
+        inside = [f"prefill apart, {hardware.disaggregate}", *inside]
+    elif candidate.arch not in ("autoregressive", "colocated"):
+        inside = [str(candidate.arch), *inside]
+    servers = f"one {engine} server" if hardware.replicas == 1 else f"{hardware.replicas} {engine} servers"
+    return f"{of} as {servers}" + (f" ({', '.join(inside)})" if inside else "")
+
+
+def asked_lines(best: Experiment, compared: Iterable[Experiment], rows: Sequence[Row]) -> list[str]:
+    """The header of an answer: engine, card, models, lengths, acceptance with its source, and the profile."""
+    engine, row = ENGINES[best.hardware.predicted_engine].title, rows[0]
+    each = float(row["completed"]) or 1.0
+    lengths = f"{float(row['total_input_tokens']) / each:.0f} in, {float(row['total_output_tokens']) / each:.0f} out"
+    drafting = {drafter_name(c.server.pair): c.acceptance for c in compared if c.has_drafter}
+    sources = "; ".join(f"{name}: {acceptance_source(accepted)}" for name, accepted in drafting.items())
+    return [
+        f"{engine} on {best.hardware.gpu}, {best.pair.target.name}",
+        f"{lengths_text(asdict(best.traffic))}: {lengths} on average",
+        *([f"acceptance of {sources}"] if sources else []),
+        *replay_note(best.traffic),
+        *dict.fromkeys(map(founded, rows)),
+        *most_outside(rows),
+    ]
 
 
 def rests_on(traffic: Traffic, rows: Sequence[Row]) -> list[str]:

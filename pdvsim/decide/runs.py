@@ -6,7 +6,8 @@ A seed gives every architecture, load and setting the same requests, so rows of 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import lru_cache
 from itertools import islice
@@ -29,6 +30,10 @@ BATCH_PROMPTS = 512  # requests of a batch job that suffice to compare settings:
 MOST_WAITING_SHARE = 0.03  # mean share of a run's requests that wait for admission
 
 
+class Spent(Exception):
+    """The next runs would exceed the budget."""
+
+
 class Bench:
     """Runs each experiment once, `jobs` concurrently (None: one per core); reports the number done to `progress`.
 
@@ -47,13 +52,15 @@ class Bench:
         self.prompts = prompts
         self.progress = progress or (lambda done: None)
         self.band = band
-        self.runs = 0
+        self.runs, self._most = 0, math.inf
         self._known, self._kept = dict[Experiment, Row](), cache_rows()  # of this decision, and of earlier ones
 
     def rows(self, experiments: Sequence[Experiment]) -> list[Row]:
         """One row per experiment, in order. Ctrl-C raises KeyboardInterrupt; finished rows are kept."""
         asked, experiments = experiments, list(map(self._as_run, experiments))
         new = [experiment for experiment in dict.fromkeys(experiments) if experiment not in self._known]
+        if self.runs + len(new) > self._most:
+            raise Spent
         # longest first: a long run started last would leave cores idle; numbered, as points finish in any order
         new.sort(key=lambda experiment: -experiment.traffic.num_prompts)
         points = [Point("request_rate", e.traffic.request_rate, at, e) for at, e in enumerate(new)]
@@ -64,6 +71,15 @@ class Bench:
             self._keep(new, stop.rows)
             raise
         return self.known(asked) or []
+
+    @contextmanager
+    def within(self, most: float) -> Iterator[None]:
+        """Refuse to run more than `most` simulations in all (`Spent`)."""
+        before, self._most = self._most, min(self._most, most)
+        try:
+            yield
+        finally:
+            self._most = before
 
     def sized(self, experiment: Experiment) -> Experiment:
         """The experiment with the length that its load needs, or the given one."""

@@ -76,7 +76,7 @@ def _holds(candidate: Experiment, goal: Goal, space: Space) -> bool:
 
 def _ranked(candidate: Experiment, space: Space) -> list[Predicted]:
     """The draft lengths of a fleet, best first, by formula."""
-    return Formula(_roomy(candidate, space)).ranked(space.draft_lengths if candidate.has_drafter else (0,))
+    return Formula(_roomy(candidate, space)).ranked(space.lengths(candidate) if candidate.has_drafter else (0,))
 
 
 def _roomy(candidate: Experiment, space: Space) -> Experiment:
@@ -92,7 +92,8 @@ def _refined(
         return []
 
     def fleet(server: Contender, count: int) -> Experiment:
-        return with_best_length(_roomy(goal.prepared(copies(server, base, count).of(base)), space), space.draft_lengths)
+        one = _roomy(goal.prepared(copies(server, base, count).of(base)), space)
+        return with_best_length(one, space.lengths(one))
 
     length = length_of(shortened(bench.sized(fleet(*next(iter(counts.items())))), RUN_SHARE))
     least: dict[Contender, int] = {}

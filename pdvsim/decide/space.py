@@ -48,7 +48,7 @@ class Space:
             check_list("arch" if name == "archs" else name.replace("_", "-"), getattr(self, name))
         check_ranges(self)
 
-    def starts(self, base: Experiment) -> list[Experiment]:
+    def starts(self, base: Experiment, archs: Sequence[Arch] = ()) -> list[Experiment]:
         """Each architecture with the given settings, or the nearest allowed ones, and the formula's draft length."""
         server = replace(
             base.server,
@@ -57,8 +57,15 @@ class Space:
             max_num_seqs=_nearest(base.server.max_num_seqs, self.max_num_seqs),
             max_num_batched_tokens=_nearest(base.server.max_num_batched_tokens, self.max_num_batched_tokens),
         )
-        starts = _possible(base, ((arch, server) for arch in self.archs))
-        return [with_best_length(e, self.draft_lengths) for e in starts] if "fixed" in self.controllers else starts
+        starts = _possible(base, ((arch, server) for arch in archs or self.archs))
+        fixed = "fixed" in self.controllers
+        return [with_best_length(start, self.lengths(start)) if fixed else start for start in starts]
+
+    def lengths(self, candidate: Experiment) -> tuple[int, ...]:
+        """The draft lengths of a candidate; without drafts colocated batching is plain decoding, a contender itself."""
+        drafting = tuple(k for k in self.draft_lengths if k)
+        same = candidate.arch == "colocated" and "autoregressive" in self.archs
+        return drafting if same and drafting and candidate.has_drafter else self.draft_lengths
 
     def steps(self) -> list[str]:
         """The kinds of setting in the order of the search, without fixed ones."""
@@ -81,7 +88,7 @@ class Space:
             return [candidate]
         if "fixed" not in self.controllers:
             return self.varied(candidate)
-        lengths: Sequence[int] = self.draft_lengths
+        lengths: Sequence[int] = self.lengths(candidate)
         if len(lengths) > PROMISING:
             lengths = Formula(candidate).likely(lengths, LIKELY)[:PROMISING]
         servers = (replace(candidate.server, controller="fixed", num_speculative_tokens=k) for k in lengths)
@@ -100,7 +107,7 @@ class Space:
 
     def neighbours(self, candidate: Experiment, name: str) -> list[Experiment]:
         """The candidate with the next smaller and the next larger value of a setting."""
-        here, values = getattr(candidate.server, name), getattr(self, name, self.draft_lengths)
+        here, values = getattr(candidate.server, name), getattr(self, name, self.lengths(candidate))
         if name == "num_speculative_tokens":
             if not candidate.has_drafter:
                 return []
@@ -112,7 +119,7 @@ class Space:
         """The candidate with the shortest allowed draft length."""
         if not candidate.has_drafter or "fixed" not in self.controllers:
             return []
-        return self._with(candidate, "num_speculative_tokens", [min(self.draft_lengths)])
+        return self._with(candidate, "num_speculative_tokens", [min(self.lengths(candidate))])
 
     def owned(self, candidate: Experiment) -> list[Experiment]:
         """The candidate with the settings that only its architecture has."""

@@ -73,13 +73,13 @@ class Speeds:
         return -np.log(np.exp(-plain) + more_s)
 
     def _moves(self, sizes: Sequence[int], k: int) -> Logs:
-        """Simulated over predicted (log) for the nearest simulated length at each size; k=0 has its own.
+        """Simulated over predicted (log) for the nearest simulated length at each size; k=0 and PLAIN have their own.
 
         Between simulated sizes it is interpolated linearly in the logarithm of the size.
         """
         nearest: dict[int, int] = {}
         for rows, other in self._offsets:
-            if bool(other) == bool(k) and (rows not in nearest or abs(other - k) < abs(nearest[rows] - k)):
+            if np.sign(other) == np.sign(k) and (rows not in nearest or abs(other - k) < abs(nearest[rows] - k)):
                 nearest[rows] = other
         if not nearest:
             return np.zeros(len(sizes))

@@ -16,24 +16,23 @@ lengths or burstiness of the traffic.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Generator, Mapping, Sequence
-from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any
 
 from pdvsim.bench.length import length_of, with_length
 from pdvsim.bench.pool import Row
 from pdvsim.bench.stats import Interval, interval
 from pdvsim.decide.capacity import Capacities, Plan
 from pdvsim.decide.capacity_search import find_capacities
-from pdvsim.decide.edge import Ends, edge_of, find_edge
-from pdvsim.decide.error import lead_error
+from pdvsim.decide.edge import Ends, edge_of, find_edge, lockstep
 from pdvsim.decide.finals import formula_sized
 from pdvsim.decide.formula import break_even_rate
 from pdvsim.decide.goal import Goal
-from pdvsim.decide.race import Contest, contest, contest_of, corrected, enough
-from pdvsim.decide.runs import Bench, at_acceptance, at_rate, load_axis, replications, shortened
+from pdvsim.decide.race import Contest, contest_of, race
+from pdvsim.decide.runs import Bench, Spent, at_acceptance, at_rate, load_axis, replications, shortened
 from pdvsim.decide.space import with_best_length
-from pdvsim.decide.tune import SEEDS, Search, tuned
+from pdvsim.decide.tune import Search, tuned
 from pdvsim.sim.config import Acceptance, Experiment
 from pdvsim.sim.core import LOOKED_UP
 from pdvsim.sim.metrics.steady import LEAST
@@ -46,7 +45,6 @@ ALONE_PROMPTS = 25
 RATE_CELLS = 32
 RATE_STEPS = 100  # resolution of an equivalent rate
 FEW_RUNS = 3  # replications per step of a search
-SEARCH_RUNS = 6  # estimated runs per seed of the search for a break-even or a capacity
 CLOSE = 0.05  # precision of the distance to capacity: an advice needs no more
 
 Move = Callable[[Experiment, float], Experiment]
@@ -61,56 +59,63 @@ class Probe:
     able: tuple[str, ...]  # those that meet the service levels and keep up
     challenger: str | None
     lead: float  # the challenger's relative lead; nan without one
-    open: bool = False  # whether more seeds could make a rival a challenger
-
-
-@dataclass(frozen=True)
-class Stretch:
-    """The decision is unchanged up to `stands` and changes at `falls`, where the challenger leads; None: not found."""
-
-    stands: float
-    falls: float | None = None
-    challenger: str | None = None
-    lead: float = math.nan
-    reason: str = "not found"  # "beaten", "nobody is able", "not found" within the places tested, or "no budget"
 
 
 @dataclass
 class Flips:
-    """An axis: all places tested, and an edge on either side."""
+    """An axis, and all places tested on it."""
 
     axis: str
     here: float
     probes: dict[float, Probe] = field(default_factory=dict)
-    below: Stretch | None = None
-    above: Stretch | None = None
+    sides: tuple[int, ...] = (-1, 1)  # where places were to be tested: below, above
+    spent: bool = False  # whether the budget ended the tests
 
-    def between(self, a: float, b: float, share: float) -> float:
-        """The place at a share of the way from one to another; numbers of requests are whole."""
-        if self.axis == "acceptance":
-            return a + share * (b - a)
-        place = a * (b / a) ** share
-        return place if self.axis == "load" else float(round(place))
+    def changed(self, probe: Probe) -> bool:
+        """Whether there is a challenger, or nobody meets the goal although some did at the given place."""
+        return probe.challenger is not None or bool(self.probes[self.here].able and not probe.able)
+
+    def stands(self, side: int) -> float:
+        """The furthest place on a side, below (-1) or above (1), up to which the decision is unchanged."""
+        falls = self.falls(side)
+        kept = (at for at in self.probes if falls is None or side * at < side * falls.at)
+        return max((at for at in kept if side * at >= side * self.here), key=lambda at: side * at, default=self.here)
+
+    def falls(self, side: int) -> Probe | None:
+        """The nearest place on a side at which the decision changes."""
+        beyond = (probe for at, probe in self.probes.items() if side * at > side * self.here and self.changed(probe))
+        return min(beyond, key=lambda probe: side * probe.at, default=None)
+
+    def document(self) -> dict[str, Any]:
+        """All places, and for each side up to where the decision stands and where it falls."""
+        ends = {}
+        for side in self.sides:
+            probe = self.falls(side)
+            beaten = {} if probe is None else {"falls": probe.at, "challenger": probe.challenger, "lead": probe.lead}
+            ends["above" if side > 0 else "below"] = {"stands": self.stands(side), **beaten}
+        return {
+            "axis": self.axis, "here": self.here, "spent": self.spent, **ends,
+            "probes": [asdict(probe) for _, probe in sorted(self.probes.items())],
+        }  # fmt: skip
 
     @property
     def lines(self) -> list[str]:
         """One sentence for each side."""
-        sides = ((self.below, "below", "down", "lowest"), (self.above, "above", "up", "highest"))
-        return [self._sentence(side, *words) for side, *words in sides if side is not None]
+        return list(map(self._sentence, self.sides))
 
-    def _sentence(self, side: Stretch, where: str, way: str, last: str) -> str:
+    def _sentence(self, side: int) -> str:
+        where, way, last = ("above", "up", "highest") if side > 0 else ("below", "down", "lowest")
         unit = {"load": " req/s", "requests": " requests"}.get(self.axis, "")
-        name = f"{self.axis} {where} {self.here:.3g}{unit}: "
-        unchanged = f"{name}unchanged {way} to {side.stands:.3g}{unit}"
-        spent = side.reason == "no budget"
-        if side.falls is None and side.stands == self.here:
-            return f"{name}not tested{' (raise --budget)' if spent else ''}"
-        if side.falls is None:
-            return f"{unchanged} ({'raise --budget to test more' if spent else f'{last} tested'})"
-        at = f"{unchanged}; at {side.falls:.3g}{unit} "
-        if side.reason == "nobody is able":
+        name, stands, probe = f"{self.axis} {where} {self.here:.3g}{unit}: ", self.stands(side), self.falls(side)
+        unchanged = f"{name}unchanged {way} to {stands:.3g}{unit}"
+        if probe is None and stands == self.here:
+            return f"{name}not tested{' (raise --budget)' if self.spent else ''}"
+        if probe is None:
+            return f"{unchanged} ({'raise --budget to test more' if self.spent else f'{last} tested'})"
+        at = f"{unchanged}; at {probe.at:.3g}{unit} "
+        if probe.challenger is None:
             return at + "no finalist meets the goal"
-        return at + f"{side.challenger} leads" + ("" if math.isnan(side.lead) else f" by {side.lead:.1%}")
+        return at + f"{probe.challenger} leads" + ("" if math.isnan(probe.lead) else f" by {probe.lead:.1%}")
 
 
 @dataclass(frozen=True)
@@ -121,7 +126,6 @@ class Rivalry:
     rivals: tuple[Experiment, ...]
     search: Search  # each uses the best of its draft lengths at a place
     num_runs: int
-    comparisons: int  # number that share the 5% chance of error
 
     @property
     def finalists(self) -> dict[str, Experiment]:
@@ -134,143 +138,85 @@ class Rivalry:
         return self.search.name(self.recommended)
 
     @property
-    def runs(self) -> int:
-        """Simulations at one place."""
-        return (1 + len(self.rivals)) * self.num_runs
-
-    @property
     def few_runs(self) -> int:
         """Replications per step of a search."""
         return min(FEW_RUNS, self.num_runs)
 
     def placed(self, candidate: Experiment, drafting: bool = False) -> Experiment:
         """A candidate at another place: with the best draft length there, above 0 if `drafting`, in a shorter run."""
-        lengths = [k for k in self.search.space.draft_lengths if k or not drafting]
+        lengths = [k for k in self.search.space.lengths(candidate) if k or not drafting]
         if candidate.server.controller == "fixed":
             candidate = with_best_length(candidate, lengths)
         whole = load_axis(candidate.traffic) == "requests"  # a shorter job would be a different load
         return candidate if whole else shortened(candidate, RUN_SHARE)
 
+    def probe(self, at: float, finalists: Mapping[str, Experiment], bench: Bench) -> Probe:
+        """The finalists at a place, and whether one of them beats the recommendation."""
+        goal, mine = self.search.goal, self.best
+        *_, state = race(dict(finalists), goal, bench, self.num_runs, self.search.indifference, 0, holder=mine)
+        values = {name: interval(map(goal.value, rows)) for name, rows in state.rows.items()}
+        able, result = tuple(name for name, rows in state.rows.items() if goal.met(rows)), state.contest
+        beaten = result.best != mine and mine not in result.unsure
+        lead = result.leads[mine].mean if beaten and mine in result.leads else math.nan
+        return Probe(at, values, able, result.best if beaten else None, lead)
 
-@dataclass(frozen=True)
-class _Walk:
-    """The tests of one axis, within a budget of simulations."""
-
-    flips: Flips
-    move: Move
-    rivalry: Rivalry
-    bench: Bench
-    budget: int
-
-    def outward(self, far: float | None) -> Generator[None, None, Stretch]:
-        """Test the last place of a side; if the decision changes, narrow down where. Yields after each place."""
-        here = stands = self.flips.here
-        falls = None if far is None else self._test(far, self.rivalry)
-        yield
-        if far is None or falls is None:
-            return Stretch(here, reason="not found" if far is None else "no budget")
-        if not self._changed(falls):
-            return Stretch(far)
-        cells = find_edge(EDGE_CELLS // 2, Ends(0, EDGE_CELLS), far=0)
-        cell = next(cells)
-        rivals = [r for r in self.rivalry.rivals if falls.challenger in (None, self.rivalry.search.name(r))]
-        only = replace(self.rivalry, rivals=tuple(rivals))  # at the significance level of all
-        with suppress(StopIteration):
-            while (between := self._test(self.flips.between(here, far, cell / EDGE_CELLS), only)) is not None:
-                yield
-                changed = self._changed(between)
-                falls, stands = (between, stands) if changed else (falls, between.at)
-                cell = cells.send(-1 if changed else 1)
-        reason = "beaten" if falls.challenger else "nobody is able"
-        return Stretch(stands, falls.at, falls.challenger, falls.lead, reason)
-
-    def _changed(self, probe: Probe) -> bool:
-        """Whether there is a challenger, or nobody meets the goal although some did at the given place."""
-        return probe.challenger is not None or bool(self.flips.probes[self.flips.here].able and not probe.able)
-
-    def _test(self, at: float, rivalry: Rivalry) -> Probe | None:
-        """Run all finalists at one place, then a challenger and the recommendation again, both tuned there.
-
-        None without budget for that.
-        """
-        if self.bench.runs + self.rivalry.runs > self.budget:
-            return None
-        left = self.budget - rivalry.runs  # after they have been tuned
-        moved = {name: self._moved(candidate, at) for name, candidate in rivalry.finalists.items()}
+    def tested(self, at: float, move: Move, bench: Bench) -> Probe:
+        """All finalists at one place, then a challenger and the recommendation again, both tuned there."""
+        moved = {name: self._moved(move(candidate, at), bench) for name, candidate in self.finalists.items()}
         longest = max(map(length_of, moved.values()), key=lambda length: length.total)
-        steady = rivalry.recommended.scoring.steady  # all have the same requests
+        steady = self.recommended.scoring.steady  # all have the same requests
         finalists = {name: with_length(mine, longest) if steady else mine for name, mine in moved.items()}
-        there = self.bench.lengthened({name: rivalry.placed(c) for name, c in finalists.items()}, RUN_SHARE)
-        probe = self._settled(at, there, rivalry)
-        if probe.challenger is not None and rivalry.search.space.steps():
-            if self.bench.runs + 2 * SEEDS > left:
-                return None
-            for name in (rivalry.best, probe.challenger):
-                server = self._retuned(finalists[name], left).server
-                there[name] = replace(there[name], server=server)
-            probe = self._settled(at, there, rivalry)
-        self.flips.probes[at] = probe
+        there = bench.lengthened({name: self.placed(c) for name, c in finalists.items()}, RUN_SHARE)
+        probe = self.probe(at, there, bench)
+        if probe.challenger is not None and self.search.space.steps():
+            for name in (self.best, probe.challenger):
+                there[name] = replace(there[name], server=self._retuned(finalists[name], bench).server)
+            probe = self.probe(at, there, bench)
         return probe
 
-    def _moved(self, candidate: Experiment, at: float) -> Experiment:
+    @staticmethod
+    def _moved(moved: Experiment, bench: Bench) -> Experiment:
         """A candidate at another place, in runs that are long enough by formula."""
-        moved = self.move(candidate, at)
-        return formula_sized(moved, self.bench) if candidate.scoring.steady else moved
+        return formula_sized(moved, bench) if moved.scoring.steady else moved
 
-    def _retuned(self, candidate: Experiment, budget: int) -> Experiment:
+    def _retuned(self, candidate: Experiment, bench: Bench) -> Experiment:
         """A candidate's architecture tuned at another place."""
-        search = self.rivalry.search
-        space = replace(search.space, archs=(candidate.arch,))
-        again = Search(search.goal, space, search.indifference, budget)
-        return tuned(again, [candidate], self.bench)[0][candidate.arch]
-
-    def _settled(self, at: float, finalists: Mapping[str, Experiment], rivalry: Rivalry) -> Probe:
-        """Run all finalists on a few seeds, and on all seeds if those do not decide."""
-        few = enough(rivalry.num_runs, corrected(rivalry.comparisons))
-        probe = _probe(at, finalists, rivalry, self.bench, few)
-        return _probe(at, finalists, rivalry, self.bench, rivalry.num_runs) if probe.open else probe
+        again = Search(self.search.goal, self.search.space, self.search.indifference)
+        return tuned(again, [candidate], bench, alone=True)[0][candidate.arch]
 
 
-def find_flips(
-    axis: str, here: float, places: Sequence[float], move: Move, rivalry: Rivalry, bench: Bench, budget: int
-) -> Flips:
-    """Find where the decision changes between `here` and the first and the last place, while the budget lasts."""
-    flips = Flips(axis, here)
-    flips.probes[here] = _probe(here, rivalry.finalists, rivalry, bench, rivalry.num_runs)  # as they were decided
-    walk = _Walk(flips, move, rivalry, bench, budget)
-    sides = {
-        "above": walk.outward(max((p for p in places if p > here), default=None)),
-        "below": walk.outward(min((p for p in places if p < here), default=None)),
-    }
-    while sides:  # alternately, so that a limited budget affects both sides equally
-        for side, steps in list(sides.items()):
-            try:
-                next(steps)
-            except StopIteration as end:
-                setattr(flips, side, end.value)
-                del sides[side]
+def find_flips(axis: str, here: float, places: Sequence[float], move: Move, rivalry: Rivalry, bench: Bench) -> Flips:
+    """Find where the decision changes between `here` and the first and the last place, while the budget lasts.
+
+    Both sides advance together, so that a limited budget affects them equally.
+    """
+    ends = {-1: min(places, default=here), 1: max(places, default=here)}
+    flips = Flips(axis, here, sides=tuple(side for side, end in ends.items() if side * end > side * here))
+
+    def place(side: int, cell: int) -> float:
+        """A cell's place between the given one and the end of a side; numbers of requests are whole."""
+        share, end = cell / EDGE_CELLS, ends[side]
+        if axis == "acceptance":
+            return here + share * (end - here)
+        at = here * (end / here) ** share
+        return at if axis == "load" else float(round(at))
+
+    def judge(asked: dict[int, int]) -> Iterator[float]:
+        for side, cell in asked.items():
+            at = place(side, cell)
+            if at not in flips.probes:
+                flips.probes[at] = rivalry.tested(at, move, bench)
+            yield -1 if flips.changed(flips.probes[at]) else 1
+
+    try:
+        flips.probes[here] = rivalry.probe(here, rivalry.finalists, bench)  # as they were decided
+        cells = {
+            side: find_edge(EDGE_CELLS, Ends(0, EDGE_CELLS + 1), EDGE_CELLS // 2, 1, far=0) for side in flips.sides
+        }
+        lockstep(cells, judge, {})
+    except Spent:
+        flips.spent = True
     return flips
-
-
-def _probe(at: float, finalists: Mapping[str, Experiment], rivalry: Rivalry, bench: Bench, seeds: int) -> Probe:
-    goal, mine, few = rivalry.search.goal, rivalry.best, seeds < rivalry.num_runs
-    rows = bench.replicated(finalists, seeds)
-    figures = {name: [goal.value(row) for row in runs] for name, runs in rows.items()}
-    able = tuple(name for name, runs in rows.items() if goal.met(runs))
-    challenger, lead = None, math.nan
-    still_open = few and not all(goal.met([row]) for row in rows[mine])
-    held = contest(figures, goal.sign)
-    for rival in sorted(figures, key=lambda name: -goal.sign * held.values[name].mean):
-        if rival == mine or (able and rival not in able):
-            continue
-        errors = {name: lead_error(finalists[name], goal.error_metric(rows[name])) for name in (mine, rival)}
-        two = {name: figures[name] for name in errors}
-        pair = contest(two, goal.sign, rivalry.comparisons, rivalry.search.indifference, errors)
-        still_open |= few and pair.best == rival and pair.margin > pair.thresholds[mine]
-        if (pair.best == rival and pair.sure) or (able and mine not in able):
-            challenger, lead = rival, pair.leads[mine].mean if pair.best == rival else math.nan
-            break
-    return Probe(at, held.values, able, challenger, lead, still_open)
 
 
 def alone(rivalry: Rivalry, bench: Bench) -> tuple[Contest, Interval | None]:
@@ -282,7 +228,7 @@ def alone(rivalry: Rivalry, bench: Bench) -> tuple[Contest, Interval | None]:
     rows = bench.replicated(finalists, rivalry.num_runs)
     e2el = contest_of(rows, Goal("e2el"), finalists, rivalry.search.indifference)
     plain = next((rows[name] for name, c in finalists.items() if c.arch == "autoregressive"), None)
-    if plain is None or rivalry.recommended.arch == "autoregressive":
+    if plain is None or not rivalry.recommended.speculates:
         return e2el, None
     pairs = zip(plain, rows[rivalry.best], strict=True)
     return e2el, interval(theirs["mean_tpot_ms"] / mine["mean_tpot_ms"] for theirs, mine in pairs)
@@ -320,7 +266,7 @@ class BreakEven:
 def has_break_even(candidate: Experiment) -> bool:
     """Whether a candidate drafts with an acceptance that a rate can stand for; of look-ups none can."""
     recorded = candidate.acceptance.acceptance_model is not None and candidate.server.drafted_by not in LOOKED_UP
-    return candidate.has_drafter and (candidate.acceptance.by_rate or recorded)
+    return candidate.speculates and candidate.has_drafter and (candidate.acceptance.by_rate or recorded)
 
 
 def equivalent_rate(rows: Sequence[Row]) -> float:
@@ -362,16 +308,10 @@ def break_even(drafting: Experiment, plain: Experiment, rivalry: Rivalry, bench:
     return BreakEven(rivalry.search.name(drafting), here, losing, winning)
 
 
-def memory(rows: Sequence[Row]) -> dict[str, int]:
-    """Peak use of the KV cache in these runs, and its capacity, in tokens."""
-    return {
-        "peak_tokens": max(int(row["kv_peak_tokens"]) for row in rows),
-        "capacity_tokens": int(rows[0]["kv_capacity_tokens"]),
-    }
-
-
-def saturation(rivalry: Rivalry, bench: Bench, usd: float | None) -> Capacities:
-    """The highest rate the recommendation holds on the same GPUs, as `pdvsim capacity` finds it."""
-    base = applicable(rivalry.recommended)
-    plan = Plan(base, (base.arch,), rivalry.few_runs, rivalry.search.goal, CLOSE, least=bench.prompts or LEAST)
+def saturation(contenders: Mapping[str, Experiment], rivalry: Rivalry, bench: Bench, usd: float | None) -> Capacities:
+    """The highest rates that contenders, by name, hold on the same GPUs, as `pdvsim capacity` finds them."""
+    tuned_as = {name: applicable(candidate) for name, candidate in contenders.items()}
+    base, goal = next(iter(tuned_as.values())), rivalry.search.goal
+    least = bench.prompts or LEAST
+    plan = Plan(base, tuple(tuned_as), rivalry.few_runs, goal, CLOSE, tuned=tuned_as, least=least)
     return find_capacities(plan, bench, usd)

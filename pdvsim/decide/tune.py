@@ -17,6 +17,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import zip_longest
 
+from pdvsim.bench.pool import Row
 from pdvsim.decide.fleet import Contender, contender_name
 from pdvsim.decide.goal import Goal
 from pdvsim.decide.runs import Bench, one_server, replications, shortened, without_band
@@ -49,7 +50,7 @@ class Search:
     contenders: tuple[Contender, ...] = ()  # compared instead of architectures
     always_finalists: frozenset[str] = frozenset()  # fleets that are always tuned and replicated
     figures: dict[Experiment, float] = field(default_factory=dict)
-    peaks: dict[Experiment, int] = field(default_factory=dict)  # most concurrent requests in the system
+    rows: dict[Experiment, Row] = field(default_factory=dict)  # of the first seed
     skipped: int = 0
 
     def name(self, candidate: Experiment) -> str:
@@ -60,8 +61,7 @@ class Search:
         """All contenders with their initial settings."""
         if not self.contenders:
             return self.space.starts(base)
-        spaces = ((one, replace(self.space, archs=(one.arch,))) for one in self.contenders)
-        return [start for one, space in spaces for start in space.starts(one.of(base))]
+        return [start for one in self.contenders for start in self.space.starts(one.of(base), (one.arch,))]
 
     def ranked(
         self, candidates: Sequence[Experiment], base: Experiment, figures: Mapping[Experiment, float] | None = None
@@ -90,6 +90,11 @@ class Search:
         less, more = sides if self.goal.sign > 0 else sides[::-1]
         return 1.0 if less == more else more / less if less > 0 else float("inf")
 
+    def far(self, mine: Experiment, best: Experiment) -> bool:
+        """Whether a candidate is too far from the best to be tuned further, or has not run."""
+        known = mine in self.figures and best in self.figures
+        return not known or self.worse(mine, best) > (FAR_CONTENDER if self.contenders else FAR)
+
 
 def most_runs(space: Space, places: int, contenders: int | None = None) -> int:
     """Estimated upper limit of simulations for tuning at `places`, for all architectures or that many `contenders`."""
@@ -107,7 +112,7 @@ def tuned(
     """
     tried: dict[PlaceAndName, list[Experiment]] = {}  # the setting that leads its contender comes first
     for at, base in enumerate(places):
-        starts = replace(search.space, archs=(base.arch,)).starts(base) if alone else search.starts(base)
+        starts = search.space.starts(base, (base.arch,)) if alone else search.starts(base)
         if not starts:
             raise ValueError("no architecture can run with these options")
         tried |= {(at, search.name(start)): [start] for start in starts}
@@ -164,7 +169,8 @@ def _further(search: Search, step: str, tried: Sequence[Experiment]) -> list[Exp
     best = search.best([c for c in tried if step != "drafts" or c.server.controller == "fixed"])
     if best is None:
         return []
-    next_ones, peak = search.space.neighbours(best, CLIMBED[step]), search.peaks[best]
+    next_ones = search.space.neighbours(best, CLIMBED[step])
+    peak = int(search.rows[best]["max_concurrent_requests"])
     if step != "batches" or peak >= best.server.max_num_seqs:
         return next_ones
     return [one for one in next_ones if one.server.max_num_seqs < peak]
@@ -189,7 +195,7 @@ def _run(search: Search, groups: Mapping[PlaceAndName, Sequence[Experiment]], be
         search.skipped += len(left)
     for candidate, row in zip(new, bench.rows([_short(c)[0] for c in new]), strict=True):
         search.figures[candidate] = search.goal.value(row)
-        search.peaks[candidate] = int(row["max_concurrent_requests"])
+        search.rows[candidate] = row
 
 
 def _settle(

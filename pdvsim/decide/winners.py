@@ -73,19 +73,17 @@ class Cell:
         return self.contest is not None and (self.contest.sure or not self.contest.others)
 
     def words(self, names: int = 2) -> list[str]:
-        """The winner, its draft length with its lead over the second, and up to `names` of those that it does not beat.
-
-        There is no lead if the winner was chosen as the simplest.
-        """
+        """The winner, its draft length and its lead over the second; or a tie, with up to `names` others of it."""
         contest = self.contest
         if self.winner is None or contest is None:
             return ["none keeps up"]
-        lead = percent(contest.margin) if contest.others and self.winner == contest.best else ""
-        words = [self.winner, f"{drafts_text(self.settings[self.winner])} {lead}".strip()]
-        if not self.sure:
-            alike = [name for name in contest.tied if name != self.winner]
-            words.append(f"≈ {', '.join(alike[:names])}{', …' if len(alike) > names else ''}")
-        return [word for word in words if word]
+        drafts = drafts_text(self.settings[self.winner])
+        if self.sure:
+            lead = percent(contest.margin) if contest.others else ""
+            return [word for word in (self.winner, f"{drafts} {lead}".strip()) if word]
+        alike = [name for name in contest.tied if name != self.winner]
+        others = [*alike[:names], *(["…"] if len(alike) > names else [])]
+        return ["tie:", f"{self.winner} {drafts}".strip(), *(f"= {other}" for other in others)]
 
 
 @dataclass(frozen=True)
@@ -285,7 +283,7 @@ def _lines(answer: WinnerMap) -> list[str]:
         table.rows_table(rows),
         f"best {NAMES[grid.goal.objective]} and its lead over the second, each at its best settings",
         f"compared: {', '.join(grid.archs)}",
-        f"(in brackets): no significant lead over the named ones{limits}",
+        f"tie: no significant lead of the first, the simplest or the best, over the others{limits}",
         f"{confidence_text(answer)}, {confidence:.2%} for each comparison",
         *_without_drafts(answer),
         *rests_on(grid.base.traffic, answer.rows),
@@ -322,6 +320,4 @@ def confidence_text(answer: WinnerMap) -> str:
 
 def _won(cell: Cell | None) -> str:
     text = " ".join(cell.words()) if cell else ""
-    if cell is None or cell.winner is None or cell.sure:
-        return f"{text} alone" if cell and cell.contest and not cell.contest.others else text
-    return f"({text})"
+    return f"{text} alone" if cell and cell.contest and not cell.contest.others else text

@@ -22,7 +22,7 @@ from urllib.parse import urlencode, urlsplit
 
 from tornado.httpserver import HTTPServer
 from tornado.httputil import HTTPServerRequest
-from tornado.ioloop import IOLoop, PeriodicCallback
+from tornado.ioloop import IOLoop
 from tornado.netutil import bind_sockets
 from tornado.web import Application, ErrorHandler, RequestHandler
 from tornado.websocket import WebSocketClosedError, WebSocketHandler
@@ -32,9 +32,8 @@ if TYPE_CHECKING:
 
 LOOPBACK, EVERY_ADDRESS = "127.0.0.1", ("0.0.0.0", "::")
 COOKIE = "pdvsim-live"
-UPDATE_MS = 150
-MOST_UNDRAWN_UPDATES = 2  # a slow browser gets fewer, not later ones
-HIDDEN_S = 2.0  # then an update is sent anyway: a hidden page draws nothing
+UPDATE_S = 0.15
+LEAST_PAUSE_S = 0.01  # between two updates, for the browsers
 PING_S = 10.0
 COMMAND_BYTES = 1 << 14
 
@@ -87,11 +86,9 @@ class _Page(_Guarded):
 
 
 class _Viewer(_Guarded, WebSocketHandler):
-    """One browser: updates sent and drawn. Tornado admits only pages of this site."""
+    """One browser, which gets an update when it has drawn the one before. Tornado admits only pages of this site."""
 
-    sent = drawn = 0
-    known = -1
-    sent_s = 0.0
+    sent, known, drawn = 0, -1, True
 
     def open(self, *args: str, **more: str) -> None:
         self.application.viewers.add(self)
@@ -104,20 +101,19 @@ class _Viewer(_Guarded, WebSocketHandler):
         try:
             what, value = json.loads(message)
             if what == "drawn":
-                self.drawn = max(self.drawn, min(int(value), self.sent))
+                self.drawn = int(value) == self.sent
             else:
                 self.application.show.execute(what, value)
         except (ValueError, TypeError, LookupError, OverflowError, RecursionError):
             self.close(1008, "not a command")
 
     def send_update(self) -> None:
-        """Send the latest update, unless earlier ones are not drawn yet; changed controls are sent immediately."""
+        """Send the latest update, unless an earlier one is not drawn yet; changed controls are sent immediately."""
         show = self.application.show
-        waits = self.sent - self.drawn >= MOST_UNDRAWN_UPDATES and monotonic() - self.sent_s < HIDDEN_S
-        if waits and self.known == show.controls:
+        if not self.drawn and self.known == show.controls:
             return
-        text, self.known = show.message(self.sent, self.known), show.controls
-        self.sent, self.sent_s = self.sent + 1, monotonic()
+        text, self.known, self.drawn = show.message(self.sent, self.known), show.controls, False
+        self.sent += 1
         try:
             self.write_message(text).add_done_callback(lambda written: written.exception())
         except WebSocketClosedError:
@@ -155,22 +151,22 @@ class PageServer:
         server = HTTPServer(site, max_body_size=COMMAND_BYTES)  # more is refused unread
         server.add_sockets(self._sockets)
 
-        def send_updates() -> None:
-            if show.poll():
-                for viewer in [*site.viewers]:
-                    viewer.send_update()
+        def go_on() -> None:
+            began = monotonic()
+            for viewer in [*site.viewers] if show.tick() else ():
+                viewer.send_update()
+            loop.call_later(max(LEAST_PAUSE_S, UPDATE_S - (monotonic() - began)), go_on)
 
         def end(number: int, frame: FrameType | None) -> None:
+            signal.signal(number, before[number])  # the second one ends a policy that never yields
             loop.add_callback_from_signal(loop.stop)
 
-        updates = PeriodicCallback(send_updates, UPDATE_MS)
         before = {number: signal.signal(number, end) for number in (signal.SIGINT, signal.SIGTERM)}
         try:
-            updates.start()
             loop.add_callback(ready)
+            loop.add_callback(go_on)
             loop.start()
         finally:
-            updates.stop()
             server.stop()
             for viewer in [*site.viewers]:
                 viewer.close(1001, "the session has ended")

@@ -9,10 +9,9 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any
 
 from pdvsim.live.arrivals import Arrivals, largest
-from pdvsim.live.gauge import SLOT_S, Gauge
+from pdvsim.live.gauge import Gauge, Window
 from pdvsim.live.knobs import BURST, Action, Knobs, Setup
 from pdvsim.live.station import Station
 from pdvsim.sim.cluster import Cluster
@@ -20,6 +19,7 @@ from pdvsim.sim.records import Keeper, Log, Reader, Result
 from pdvsim.sim.run import no_collector
 
 STEP_S = 1.0  # per step
+READ_S = 0.25  # simulated time between readings, at most
 
 
 class Stations:
@@ -68,7 +68,6 @@ class Session(Stations):
         super().__init__(setup, lambda log, of: Gauge(log, levels_s, of.bandwidths, replicas))
         self.actions: list[Action] = []
         self.now_s = 0.0
-        self._slots = 0
         self.check(self.knobs)
 
     def change(self, knobs: Knobs) -> None:
@@ -88,22 +87,14 @@ class Session(Stations):
     def advance(self, time_s: float) -> None:
         """Advance to a time and read the new rows."""
         while self.now_s < time_s:
-            boundary_s = (self._slots + 1) * SLOT_S
-            self.now_s = to_s = min(time_s, boundary_s)
-            self.run_to(to_s)
-            self._slots += to_s == boundary_s
-            for station, gauge in self.gauged():
-                gauge.take(to_s)
-                gauge.slots[-1].state = station.state()
-                if to_s == boundary_s:
-                    gauge.next_slot()
+            self.now_s = min(time_s, self.now_s + READ_S)
+            self.run_to(self.now_s)
+            for station in self.stations:
+                station.reader.take(self.now_s)
 
-    def figures(self, window_s: float) -> list[dict[str, Any]]:
-        """Recent metrics of each architecture."""
-        return [gauge.figures(window_s) for _, gauge in self.gauged()]
-
-    def gauged(self) -> list[tuple[Station, Gauge]]:
-        return [(s, s.reader) for s in self.stations if isinstance(s.reader, Gauge)]
+    def windows(self, window_s: float) -> list[Window]:
+        """The last seconds of each architecture."""
+        return [s.reader.window(self.now_s, window_s, s.state()) for s in self.stations if isinstance(s.reader, Gauge)]
 
 
 def replay(setup: Setup, actions: Sequence[Action], until_s: float) -> list[Result]:

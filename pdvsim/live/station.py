@@ -4,14 +4,11 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
-from typing import Any
 
 from simpy.events import Event
 
 from pdvsim.live.arrivals import copy_of
 from pdvsim.sim.assembly import covering_profile, make_controller
-from pdvsim.sim.client import Client
 from pdvsim.sim.cluster import Cluster
 from pdvsim.sim.config import Experiment
 from pdvsim.sim.core import Request
@@ -19,17 +16,7 @@ from pdvsim.sim.machine.clock import Clock
 from pdvsim.sim.machine.prefix import BLOCK
 from pdvsim.sim.policies import own_errors
 from pdvsim.sim.records import Log, Reader
-
-
-@dataclass(frozen=True)
-class StationState:
-    """What a page shows of a station at one time."""
-
-    in_system: int = 0
-    kv_share: float = 0.0  # of the KV cache in use
-    queues: dict[str, int] = field(default_factory=dict)  # requests queued, by lane
-    controller: dict[str, Any] = field(default_factory=dict)  # draft length and state of the first server's controller
-    cache: dict[str, float] = field(default_factory=dict)  # shares of the KV cache by user, and evicted blocks
+from pdvsim.sim.run import Client
 
 
 class PendingRequests(deque[Request]):
@@ -92,37 +79,23 @@ class Station:
     def in_system(self) -> int:
         return len(self.client.inside) + (self.client.held is not None) + len(self._pending)
 
-    def state(self) -> StationState:
-        caches = [server.kv for server in self.cluster.servers]
-        share = sum(kv.used_tokens for kv in caches) / max(1, sum(kv.capacity_tokens for kv in caches))
-        return StationState(self.in_system, share, self._queues(), self._controller(), self._cache())
-
-    def _cache(self) -> dict[str, float]:
-        """Nothing where no prefix is cached."""
-        caches = [server.kv for server in self.cluster.servers]
-        if not any(len(kv.prefixes) for kv in caches):
-            return {}
-        shared = BLOCK * sum(kv.prefixes.shared for kv in caches)
-        tokens = {
-            "shared by requests": shared,
-            "of one request": sum(kv.used_tokens for kv in caches) - shared,
-            "cached, unused": sum(min(kv.cached_tokens, kv.capacity_tokens - kv.used_tokens) for kv in caches),
-        }
-        percent = 100 / max(1, sum(kv.capacity_tokens for kv in caches))
-        shares = {f"KV {words} (%)": percent * count for words, count in tokens.items()}
-        return shares | {"evicted blocks": float(sum(kv.prefixes.evictions for kv in caches))}
-
-    def _queues(self) -> dict[str, int]:
-        depths: dict[str, int] = {}
-        for server in self.cluster.servers:
+    def state(self) -> dict[str, float]:
+        """Metrics of this moment: requests here, use of the KV cache, queues, controller of the first server."""
+        servers = self.cluster.servers
+        used, capacity = (sum(getattr(s.kv, f"{n}_tokens") for s in servers) for n in ("used", "capacity"))
+        metrics: dict[str, float] = {"in_system": self.in_system, "kv_share": used / max(1, capacity)}
+        for server in servers:
             for name in dict.fromkeys(lane.name for lane in server.lanes):
                 depth = len(server.waiting) if name == server.prefill_lane else server.backlog(name)
-                depths[name] = depths.get(name, 0) + depth
-        return depths
-
-    def _controller(self) -> dict[str, Any]:
-        server = self.cluster.servers[0]
-        if not server.speculates:
-            return {}
-        seen = {} if server.controller.acceptance is None else {"acceptance seen": server.controller.acceptance}
-        return {"k": server.controller.k, **seen}
+                metrics[f"lanes_{name}_queue"] = metrics.get(f"lanes_{name}_queue", 0) + depth
+        if servers[0].speculates:
+            seen = servers[0].controller.acceptance
+            metrics |= {"last draft length": servers[0].controller.k}
+            metrics |= {} if seen is None else {"controller: acceptance seen": seen}
+        if any(len(server.kv.prefixes) for server in servers):
+            shared = BLOCK * sum(server.kv.prefixes.shared for server in servers)
+            unused = sum(min(s.kv.cached_tokens, s.kv.capacity_tokens - s.kv.used_tokens) for s in servers)
+            tokens = {"shared by requests": shared, "of one request": used - shared, "cached, unused": unused}
+            metrics |= {f"KV {words} (%)": 100 * count / max(1, capacity) for words, count in tokens.items()}
+            metrics["evicted blocks"] = sum(server.kv.prefixes.evictions for server in servers)
+        return metrics

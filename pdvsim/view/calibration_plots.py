@@ -9,9 +9,10 @@ import numpy as np
 
 from pdvsim.calibration.validate.served import FAMILIES
 from pdvsim.view.charts import Chart, Curve
+from pdvsim.view.comparison import LATENCIES
 from pdvsim.view.figure import chart_figure
 from pdvsim.view.setting import values_text
-from pdvsim.view.style import KIND_COLOURS, arch_colour, arch_rank
+from pdvsim.view.style import KIND_COLOURS, arch_colour, arch_rank, name_of
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -21,13 +22,6 @@ if TYPE_CHECKING:
     from pdvsim.calibration.fit.forward import Solo
 
 BAND = 0.1
-TITLES = {
-    "output_throughput": ("Output throughput", "tok/s"),
-    "ttft": ("Time to first token", "ms"),
-    "tpot": ("Time per output token", "ms"),
-    "itl": ("Inter-token latency", "ms"),
-    "e2el": ("End-to-end latency", "ms"),
-}
 MARKS = {"mean": "o", "median": "s", "p90": "v", "p95": "^", "p99": "D"}
 
 
@@ -73,7 +67,8 @@ def validation_figure(document: Mapping[str, Any]) -> Figure:
     )
     charts = []
     for family in ("output_throughput", *FAMILIES):
-        title, unit = TITLES[family]
+        short, unit, _ = name_of(family if family == "output_throughput" else f"mean_{family}_ms")
+        title = LATENCIES[family][1].partition(" (")[0] if family in LATENCIES else short
         marks = []
         for which, mark in ({"": "o"} if family == "output_throughput" else MARKS).items():
             metric = f"{which}_{family}_ms" if which else family

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 
+from pdvsim.bench.results import value_text
 from pdvsim.bench.stats import Interval, over_replications, varied
 from pdvsim.sim.metrics.summary import STEPS
 from pdvsim.sim.records import Array
@@ -29,6 +30,7 @@ from pdvsim.view.style import (
     arch_colour,
     arch_marker,
     grew,
+    metric_label,
     name_of,
     number_text,
     paler,
@@ -42,6 +44,7 @@ Entry = dict[str, Any]
 Dash = Literal["-", "--", ":", "-.", "none"]
 DASHES: tuple[Dash, ...] = ("-", "--", ":", "-.")
 PALEST = 0.7  # most white in the colour of an architecture's last setting
+MOST_TICKED_VALUES = 10
 LOGARITHMIC = ("ttft", "e2el")  # latencies that a queue multiplies
 
 
@@ -174,34 +177,54 @@ def places(values: Iterable[float]) -> list[float]:
     return [value if math.isfinite(value) else last for value in known]
 
 
-def over_loads(
-    entries: Sequence[Entry],
+def panel(
+    inside: Sequence[Entry],
     metric: str,
     curves: Sequence[Curve],
     title: str | None = None,
     levels: Sequence[float] = (),
+    x: str = "load",
+    every: Sequence[Entry] = (),
 ) -> Chart:
-    """One metric over the load, one curve per series; with one load only, bars."""
+    """One metric over the load or another column, one curve per series; at one load only, bars.
+
+    `every` are the entries of all panels, whose values are the ticks.
+    """
     name, unit, scale = name_of(metric)
-    title = name if title is None else title
-    kind = str(entries[0]["load_kind"])
-    ticks = load_ticks(entries)
-    if len(ticks) == 1:
-        shown, colours = [e for e in entries if has(e, metric)], {c.name: c.colour for c in curves}
+    title, every = name if title is None else title, every or inside
+    kind, by_metric = str(every[0]["load_kind"]), isinstance(every[0][x], Interval)
+    axis = AXIS_NAMES.get(kind, load_name(kind)) if x == "load" else metric_label(x)
+    ticks = load_ticks(every) if x == "load" else [] if by_metric else _ticks(dict.fromkeys(e[x] for e in every))
+    if x == "load" and len(ticks) == 1:
+        shown, colours = [e for e in inside if has(e, metric)], {c.name: c.colour for c in curves}
         bars = [
             Bar(n, 0.0, e[metric].mean * scale, colours[e["series"]], _said(e, metric, unit), grew(e["stability"]),
                 e[metric].half * scale) for n, e in enumerate(shown)
         ]  # fmt: skip
-        place = f"{AXIS_NAMES.get(kind, 'Load')}: {ticks[0][1]}"
-        return Chart(title, unit, place, rows=[e["series"] for e in shown], bars=bars)
-    at, traces = places(e["load"] for e in entries), []
+        return Chart(title, unit, f"{axis}: {ticks[0][1]}", rows=[e["series"] for e in shown], bars=bars)
+    place, traces = {text: at for at, text in ticks}, []
     for curve in curves:
-        mine = [(e, x) for e, x in zip(entries, at, strict=True) if e["series"] == curve.name and has(e, metric)]
-        if mine:
-            traces.append(trace_of([e for e, _ in mine], metric, curve, [x for _, x in mine]))
-    log = any(word in metric for word in LOGARITHMIC)
-    return Chart(title, unit, AXIS_NAMES.get(kind, load_name(kind)), traces, ticks=ticks,
-                 log_x=ticks[0][0] > 0, log_y=log and spread(traces), levels=levels)  # fmt: skip
+        mine = [e for e in inside if e["series"] == curve.name and has(e, metric) and (not by_metric or has(e, x))]
+        at = [e[x].mean * name_of(x)[2] if by_metric else place[load_text(e[x]) if x == "load" else value_text(e[x])]
+              for e in mine]  # fmt: skip
+        order = sorted(range(len(mine)), key=lambda n: mine[n]["load"] if by_metric else at[n])
+        traces += [trace_of([mine[n] for n in order], metric, curve, [at[n] for n in order])] if mine else []
+    first, last = (ticks[0][0], ticks[-1][0]) if ticks else (0.0, 0.0)
+    wide = first > 0 and (x == "load" or (last >= 8 * first and _numeric([e[x] for e in every])))
+    log = any(word in metric for word in LOGARITHMIC) and spread(traces)
+    ticks = ticks if x == "load" or len(ticks) <= MOST_TICKED_VALUES else []
+    return Chart(title, unit, axis, traces, ticks=ticks, log_x=wide, log_y=log, levels=levels)
+
+
+def _ticks(values: Iterable[Any]) -> list[tuple[float, str]]:
+    """The values of a column and their places: numbers at theirs, others side by side."""
+    known = list(values)
+    at = places(known) if _numeric(known) else [float(n) for n in range(len(known))]
+    return sorted(zip(at, map(value_text, known), strict=True))
+
+
+def _numeric(values: Sequence[Any]) -> bool:
+    return all(isinstance(v, int | float) or hasattr(v, "dtype") for v in values)
 
 
 def load_ticks(entries: Iterable[Entry]) -> list[tuple[float, str]]:
@@ -239,12 +262,21 @@ def _said(entry: Entry, metric: str, unit: str) -> str:
 # one run or one load -------------------------------------------------------------------------------------------------
 
 
-def histogram(metric: str, edges_ms: Array, counts: Mapping[str, tuple[str, Array]], **more: Any) -> Chart:
-    """Shares of the latencies between neighbouring edges, by name, each with its colour."""
-    traces = [
-        Curve(name, colour, edges_ms, np.append(100 * found / max(1, found.sum()), 0.0), step=True, fill=True)
-        for name, (colour, found) in counts.items()
-    ]
+def log_edges(values: Sequence[Array], bins: int = 60) -> Array:
+    """Edges that all these values have in common, evenly spaced on a logarithmic axis."""
+    every = np.concatenate(values)
+    every = every[every > 0]
+    low, high = (float(every.min()), float(every.max())) if len(every) else (1.0, 10.0)
+    return np.geomspace(low, max(high, 1.01 * low), bins + 1)
+
+
+def histogram(metric: str, edges_ms: Array, values_ms: Mapping[str, tuple[str, Array]], **more: Any) -> Chart:
+    """Shares of the latencies between neighbouring edges, by name, each with its colour; the ends include the rest."""
+    traces = []
+    for name, (colour, values) in values_ms.items():
+        found = np.histogram(values.clip(edges_ms[0], edges_ms[-1]), edges_ms)[0]
+        shares = np.append(100 * found / max(1, found.sum()), 0.0)
+        traces.append(Curve(name, colour, edges_ms, shares, step=True, fill=True))
     unit = f"% of {'chunks' if metric == 'itl' else 'requests'}"
     return Chart(metric.upper(), unit, f"{metric.upper()} (ms)", traces, upright=True, **more)
 
@@ -279,15 +311,13 @@ def timeline(series: Mapping[str, Any]) -> list[Chart]:
         ("Busy (%)", lanes["busy"], 100),
         ("Copy bandwidth (%)", lanes["bandwidth"], 100),
     ]
-    charts = []
+    charts, edges = [], series["edges_s"]
+    middles = (edges[1:] + edges[:-1]) / 2
     for title, lines, factor in panels:
         shown = [(name, np.asarray(values) * factor, colour) for name, values, colour in lines if len(values)]
         known = [(name, np.flatnonzero(~np.isnan(values)), values, colour) for name, values, colour in shown]
-        traces = [Curve(name, colour, series["start_s"] + (at + 0.5) * series["bin_s"], values[at])
-                  for name, at, values, colour in known if len(at)]  # fmt: skip
+        traces = [Curve(name, colour, middles[at], values[at]) for name, at, values, colour in known if len(at)]
         if traces:
-            span = (series["start_s"], series["start_s"] + len(series["in_flight"]) * series["bin_s"])
-            charts.append(
-                Chart(title, "", "Time (s)", traces, top=105.0 if factor > 1 else None, range=span, height=180)
-            )
+            top = 105.0 if factor > 1 else None
+            charts.append(Chart(title, "", "Time (s)", traces, top=top, range=(edges[0], edges[-1]), height=180))
     return charts

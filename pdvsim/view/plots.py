@@ -27,9 +27,8 @@ from pdvsim.view.charts import (
     entries_of,
     has,
     load_ticks,
-    over_loads,
+    panel,
     places,
-    spread,
     trace_of,
 )
 from pdvsim.view.figure import CLEAR, DPI, chart_figure
@@ -43,7 +42,6 @@ if TYPE_CHECKING:
 
 MOST_PER_ROW = 4
 MAX_SETTINGS = 12
-MOST_TICKED_VALUES = 10
 SHARES = ("utilisation", "bandwidth_share")
 RATE, LENGTH = "spec_decode_acceptance_rate", "spec_decode_acceptance_length"
 
@@ -96,7 +94,7 @@ def metrics_figure(points: pd.DataFrame, rows: Sequence[Sequence[str]], title: s
     """Metrics over the load, one panel each."""
     entries = entries_of(points)
     curves = curves_of(entries)
-    charts = [[over_loads(entries, metric, curves) for metric in row] for row in rows]
+    charts = [[panel(entries, metric, curves) for metric in row] for row in rows]
     return chart_figure(charts, caption(points, setting), title)
 
 
@@ -118,7 +116,7 @@ def sweep_figure(points: pd.DataFrame, setting: str = "") -> Figure:
     whole = len(groups) <= MOST_PER_ROW  # room for more than one metric
     rows = [
         [
-            over_loads(mine, metric, curves, f"{title}\n{name_of(metric)[0]}")
+            panel(mine, metric, curves, f"{title}\n{name_of(metric)[0]}")
             for title, mine in zip(titles, entries, strict=True)
         ]
         for metric in (upper if whole else upper[:1])
@@ -206,13 +204,12 @@ def custom_figure(results: Results, axis: Layout) -> Figure:
             f"or --col-by, or keep {'one of them' if by_metric else 'it'} fixed"
         )
     entries = [
-        entry | dict(zip(keys, values, strict=True)) | {"series": entry["arch"]}
+        entry | (named := dict(zip(keys, values, strict=True))) | {"series": value_text(named[axis.curve])}
         for values, group in points.groupby(list(keys), sort=False, dropna=False)
         for entry in over_replications(group)
     ]
-    values = _values(points, axis.curve)
-    styles = map(arch_curve, values) if axis.curve == "arch" else curves_named([value_text(value) for value in values])
-    curves = dict(zip(values, styles, strict=True))
+    values = [value_text(value) for value in _values(points, axis.curve)]
+    curves = list(map(arch_curve, values)) if axis.curve == "arch" else curves_named(values)
     rows: list[list[Chart]] = []
     for row in _values(points, axis.row):
         rows.append([])
@@ -220,46 +217,18 @@ def custom_figure(results: Results, axis: Layout) -> Figure:
             inside = [e for e in entries if _is(e, axis.row, row) and _is(e, axis.column, column)]
             names = [(axis.row, row), (axis.column, column)]
             title = ", ".join(f"{k.replace('_', ' ')}: {value_text(v)}" for k, v in names if k)
-            rows[-1].append(_chart(title, inside, entries, axis, curves, by_metric))
+            chart = panel(inside, axis.y, curves, title, x=axis.x, every=entries)
+            rows[-1].append(replace(chart, unit=metric_label(axis.y)))
     note = caption(points, points_line(points, results.configs), results.dims)
     names_title = None if axis.curve == "arch" else axis.curve.replace("_", " ")
     return chart_figure(rows, note, "", "all", (5.0, 3.8), names_title)
-
-
-def _chart(
-    title: str, inside: list[Entry], entries: list[Entry], axis: Layout, curves: dict[Any, Curve], by_metric: bool
-) -> Chart:
-    """One panel; its ticks are those of all `entries`."""
-    values = [] if by_metric else list(dict.fromkeys(e[axis.x] for e in entries))
-    numeric = _numeric(values)
-    at = dict(zip(values, places(values) if numeric else map(float, range(len(values))), strict=True))
-    traces = []
-    for value, curve in curves.items():
-        mine = [e for e in inside if _is(e, axis.curve, value) and has(e, axis.y) and (not by_metric or has(e, axis.x))]
-        mine.sort(key=lambda e: e["load"] if by_metric else at[e[axis.x]])
-        x = [e[axis.x].mean * name_of(axis.x)[2] if by_metric else at[e[axis.x]] for e in mine]
-        traces.append(trace_of(mine, axis.y, curve, x))
-    ticks = [(place, value_text(value)) for value, place in at.items()]
-    if axis.x == "load":
-        ticks = load_ticks(entries)
-    elif numeric and len(ticks) > MOST_TICKED_VALUES:
-        ticks = []
-    wide = bool(values) and numeric and min(values) > 0 and (axis.x == "load" or max(values) >= 8 * min(values))
-    name = AXIS_NAMES.get(str(entries[0]["load_kind"]), "Load") if axis.x == "load" else metric_label(axis.x)
-    log = axis.y.endswith("_ms") and spread(traces)
-    label_x = name.removesuffix(" ()")
-    return Chart(title, metric_label(axis.y).removesuffix(" ()"), label_x, traces, ticks=ticks, log_x=wide, log_y=log)
 
 
 def _values(points: pd.DataFrame, name: str | None) -> list[Any]:
     if name is None:
         return [None]
     values = list(dict.fromkeys(points[name]))
-    return sorted(values) if _numeric(values) else values
-
-
-def _numeric(values: list[Any]) -> bool:
-    return all(isinstance(v, int | float) or hasattr(v, "dtype") for v in values)
+    return values if any(isinstance(value, str) for value in values) else sorted(values)
 
 
 def _is(entry: Entry, name: str | None, value: Any) -> bool:

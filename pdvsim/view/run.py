@@ -82,9 +82,9 @@ class Run:
 
     def figure(self) -> Figure:
         """Plot of latencies, requests over time and the mean time of a request by step."""
-        from pdvsim.view.run_figure import run_figure
+        from pdvsim.view.run_figure import run_charts, run_figure
 
-        return run_figure(self.result, self.metrics, self.setting)
+        return run_figure(run_charts(self.result, self.metrics), self.setting)
 
     @property
     def setting(self) -> str:
@@ -98,6 +98,7 @@ class Run:
         """The run as one HTML page: plot, table and provenance."""
         from pdvsim.bench.output import settings
         from pdvsim.view.report.sheet import Sheet
+        from pdvsim.view.run_figure import run_charts
 
         result, arch = self.result, self.result.experiment.arch
         known = {k: v for k, v in result.meta.items() if isinstance(v, str | int | float)}
@@ -105,7 +106,8 @@ class Run:
         title = f"{arch}: {self.metrics['completed']} requests served"
         lead = f"{self.setting} {result.meta.get('foundation', '')}"
         facts["settings"] = settings(result.experiment)
-        return Sheet(title, lead, [("", [self.table()])], {"The run": self.figure()}, facts).html()
+        charts = run_charts(result, self.metrics)
+        return Sheet(title, lead, [("", [self.table()])], facts=facts, charts=charts).html()
 
     def _repr_html_(self) -> str:
         from pdvsim.view.report.sheet import image

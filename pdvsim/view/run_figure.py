@@ -41,7 +41,7 @@ def run_line(experiment: Experiment, meta: dict[str, Any]) -> str:
     )
 
 
-def run_figure(result: Result, metrics: dict[str, Any], caption: str) -> Figure:
+def run_charts(result: Result, metrics: dict[str, Any]) -> list[Chart]:
     """Histograms of two latencies with their levels, requests over time, and the mean time of a request by step."""
     arch, scoring, requests = result.experiment.arch, result.experiment.scoring, result.requests
     latencies, levels = latencies_s(requests, dict(result.deliveries), scoring.warmup_requests), scoring.slo()
@@ -52,8 +52,12 @@ def run_figure(result: Result, metrics: dict[str, Any], caption: str) -> Figure:
     traces = [Curve(name, colour, edges[1:], steps.mean(edges), fill=True) for name, steps, colour in shown]
     steps_ms = {f"breakdown_ms_{k}": Interval(v, 0.0, 1) for k, v in metrics.get("breakdown_ms", {}).items()}
     entry = steps_ms | {"arch": arch, "spec_decode_acceptance_length": metrics.get("spec_decode_acceptance_length")}
-    over_time = Chart("Requests over time", "", "seconds", traces)
-    return chart_figure([charts, [over_time, breakdown([entry])]], caption, inches=(4.5, 2.8))
+    return [*charts, Chart("Requests over time", "", "seconds", traces), breakdown([entry])]
+
+
+def run_figure(charts: list[Chart], caption: str) -> Figure:
+    """The charts of a run in a file."""
+    return chart_figure([charts[:2], charts[2:]], caption, inches=(4.5, 2.8))
 
 
 def _histogram(name: str, values_ms: Any, arch: str, level_s: float | None) -> Chart:
@@ -62,7 +66,7 @@ def _histogram(name: str, values_ms: Any, arch: str, level_s: float | None) -> C
         return Chart(f"{name.upper()} (ms){within}")
     spare = max(1e-6 * float(np.abs(values_ms).max()), 1e-9)  # nearly equal values would have no width for bars
     edges = np.linspace(values_ms.min() - spare, values_ms.max() + spare, HISTOGRAM + 1)
-    found = {"": (arch_colour(arch), np.histogram(values_ms, edges)[0])}
+    found = {"": (arch_colour(arch), values_ms)}
     near = [level_s * 1e3] if level_s is not None and level_s * 1e3 < NEAR * values_ms.max() else []
     middle = f"{name.upper()}, median {number_text(float(np.median(values_ms)))} ms{within}"
     return replace(histogram(name, edges, found, levels=near), title=middle)

@@ -74,12 +74,11 @@ def serving_table(values: Mapping[str, Any], percentiles: Iterable[float]) -> st
 
 
 def serving_html(values: Mapping[str, Any], percentiles: Iterable[float]) -> str:
-    """The same as HTML, for a notebook: a table up to the latencies, the rest collapsed."""
+    """The same as HTML, for a notebook: a table per part, those after the latencies collapsed."""
     parts = sections(values, percentiles)
     first = 1 + sum(title in dict(LATENCIES.values()).values() for title, _ in parts)
-    rows = [{"": label, " ": text} for _, section in parts for label, text in section]
-    headings = [title.strip() for title, section in parts for _ in section]
-    return TextTable(rows, headings=headings, folded=sum(len(section) for _, section in parts[first:])).html()
+    tables = [TextTable([{title.strip(): label, " ": text} for label, text in rows]).html() for title, rows in parts]
+    return f"{''.join(tables[:first])}<details><summary>more</summary>{''.join(tables[first:])}</details>"
 
 
 def sections(values: Mapping[str, Any], percentiles: Iterable[float]) -> list[Section]:

@@ -35,29 +35,37 @@ STEP_COLOURS = dict(zip(STEPS, (MIST, MINT, RASPBERRY, LILAC, VIOLET, COCOA), st
 OWN_COLOURS, OWN_MARKERS = ("#333333", ROSE, YELLOW), "pHd"  # for custom architectures, by name
 
 AXIS_NAMES = {"concurrency": "Concurrent requests", "request_rate": "Request rate (req/s)", "trace": "Trace"}
-NAMES = {
+NAMES = {  # of metrics: title, unit and the factor that converts values to it
     "output_throughput": ("Output throughput", "tok/s", 1.0),
     "request_throughput": ("Request throughput", "req/s", 1.0),
     "total_token_throughput": ("Total token throughput", "tok/s", 1.0),
     "request_goodput": ("Request goodput", "req/s", 1.0),
+    "arrival_rate": ("Request arrivals", "req/s", 1.0),
+    "attainment": ("Requests within service levels", "%", 100.0),
+    "in_system": ("Requests in the system", "", 1.0),
     "spec_decode_acceptance_rate": ("Drafted tokens accepted", "%", 1.0),
     "spec_decode_judged_acceptance_rate": ("Judged tokens accepted", "%", 1.0),
     "spec_decode_acceptance_length": ("Tokens per round", "tokens", 1.0),
+    "draft_length": ("Draft length", "", 1.0),
     "prefix_cache_hit_rate": ("Prompt tokens cached", "%", 1.0),
     "mean_num_cached_tokens": ("Cached tokens per request", "tokens", 1.0),
     "mean_ttft_hit_ms": ("Mean TTFT of hits", "ms", 1.0),
     "mean_ttft_miss_ms": ("Mean TTFT of misses", "ms", 1.0),
+    "kv_share": ("KV cache in use", "%", 100.0),
     "kv_peak_shared_tokens": ("Most KV cache shared by requests", "tokens", 1.0),
     "prefix_cache_evictions": ("Evicted blocks", "blocks", 1.0),
     "gpu_s_per_conversation": ("GPU time per conversation", "s", 1.0),
+    "kinds_prefill_mean_tokens": ("Mean prefill", "tokens", 1.0),
 }
 LATENCY = re.compile(r"(mean|std|median|p[\d.]+)_(ttft|tpot|itl|e2el)_ms")
-LANE = re.compile(rf"lanes_({'|'.join(LANES)})_(utilisation|bandwidth_share|mean_queue_depth)")
+LANE = re.compile(rf"lanes_({'|'.join(LANES)})_(utilisation|bandwidth_share|mean_queue_depth|queue)")
 LANE_NAMES = {
     "utilisation": ("busy", "%", 100.0),
     "bandwidth_share": ("share of copy bandwidth", "%", 100.0),
     "mean_queue_depth": ("queue", "requests", 1.0),
+    "queue": ("queue now", "requests", 1.0),
 }
+BATCH = re.compile(rf"kinds_({'|'.join(KINDS)})_mean_batch")
 
 
 def name_of(column: str) -> tuple[str, str, float]:
@@ -70,13 +78,16 @@ def name_of(column: str) -> tuple[str, str, float]:
     if match := LANE.fullmatch(column):
         words, unit, scale = LANE_NAMES[match[2]]
         return f"{match[1].capitalize()} lane: {words}", unit, scale
-    unit = "ms" if "_ms" in column else ""
-    return column.replace("_ms", "").replace("_", " ").capitalize(), unit, 1.0
+    if match := BATCH.fullmatch(column):
+        return f"Mean {match[1]} batch", "rows", 1.0
+    words = column.replace("_ms", "").replace("_", " ")
+    return words[:1].upper() + words[1:], "ms" if "_ms" in column else "", 1.0
 
 
 def metric_label(column: str) -> str:
     """Title of a column with its unit."""
-    return "{} ({})".format(*name_of(column)[:2])
+    title, unit, _ = name_of(column)
+    return f"{title} ({unit})" if unit else title
 
 
 def arch_rank(arch: str) -> tuple[int, str]:
@@ -112,8 +123,8 @@ def lower_is_better(column: str) -> bool:
 
 def better(column: str) -> int:
     """1 if more is better, -1 if less is, 0 if neither."""
-    rates = column.endswith(("throughput", "goodput", "acceptance_rate", "hit_rate"))
-    return 1 if rates else -1 if lower_is_better(column) else 0
+    rates = column.endswith(("throughput", "goodput", "attainment", "acceptance_rate", "hit_rate"))
+    return 1 if rates else -1 if lower_is_better(column) or column == "in_system" else 0
 
 
 def grew(stability: object) -> bool:

@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from pdvsim.realrun.engine.arch import ModelArchitecture, headed
-from pdvsim.realrun.engine.batch import ForwardBatch, Gate, Residual
+from pdvsim.realrun.engine.batch import ForwardBatch, Residual
 from pdvsim.realrun.engine.cache import RING, KVCache, Sequences
 from pdvsim.realrun.engine.fp8 import plain
 from pdvsim.realrun.engine.model import Hidden, Transformer
@@ -52,8 +52,8 @@ class Head(Transformer):
         self, batch: ForwardBatch, cache: KVCache, sequences: Sequences, states: Tensor | None = None
     ) -> Hidden:
         """Forward of the batch's tokens with the target's preceding hidden states, or of rows with `states`."""
-        ops, arch, w, eps = self.ops, self.arch, self.weights, self.arch.norm_eps
-        spec, layer, kv, rows = arch.spec, w.layers[0], cache.layers[0], batch.row_tokens
+        ops, w, eps = self.ops, self.weights, self.arch.norm_eps
+        spec, layer, kv, rows = self.arch.spec, w.layers[0], cache.layers[0], batch.row_tokens
         ahead = replace(batch, chunk_starts=batch.chunk_starts + 1) if batch.chunk else batch
         embedded, slots, positions = ops.embed(
             ahead, sequences.tokens, sequences.length, w.embedding, self.embedding_scale
@@ -71,16 +71,8 @@ class Head(Transformer):
             qkv = ops.normed(stream, layer.qkv, eps, bias=layer.qkv_bias)
             if layer.qk_norm is not None:
                 ops.head_norm(qkv, layer.qk_norm, spec.heads, spec.kv_heads, eps)
-        parts = []
-        if batch.rows:
-            parts.append(ops.decode_attention(qkv[:rows], kv, batch, planned, places[:rows], self.cos, self.sin))
-        if batch.chunk:
-            ops.rope_write(qkv[rows:], kv, batch.pages, slots[rows:], places[rows:], self.cos, self.sin)
-            parts.append(ops.prefill_attention(qkv[rows:], kv, batch, slots[rows:], places[rows:]))
-        stream = ops.added(parts[0] if len(parts) == 1 else torch.cat(parts), layer.output, stream)
-        gate = Gate(arch.activation, arch.gate_block)
-        stream = ops.added(ops.normed(stream, layer.gate_up, eps, gate=gate), layer.down, stream)
-        return Hidden(stream, slots, positions)
+        attended = self.attended(qkv, kv, batch, planned, places[:rows], slots, places)
+        return Hidden(self.mlp(ops.added(attended, layer.output, stream), layer), slots, positions)
 
     def _passed_on(self, batch: ForwardBatch, sequences: Sequences, slots: Tensor, places: Tensor) -> Tensor:
         """The target's hidden states at these places, fused where there are three."""

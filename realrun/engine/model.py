@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -18,7 +19,7 @@ from pdvsim.realrun.engine.arch import ModelArchitecture, from_config
 from pdvsim.realrun.engine.batch import BACK, ForwardBatch, Gate, Pinned, Residual
 from pdvsim.realrun.engine.cache import KVCache, Sequences
 from pdvsim.realrun.engine.fp8 import E4M3
-from pdvsim.realrun.engine.weights import Weights, load_weights, random_weights
+from pdvsim.realrun.engine.weights import LayerWeights, Weights, load_weights, random_weights
 
 
 def operations(device: torch.device) -> ModuleType:
@@ -60,6 +61,7 @@ class Transformer:
         if self.device.type == "cuda" and (dim < 16 or dim & (dim - 1)):
             raise ValueError(f"head_dim {dim} is not a power of two from 16 on, as the GPU kernels need")
         self.ops = operations(self.device)
+        self.gate = Gate(arch.activation, arch.gate_block)
         self.embedding_scale = arch.embedding_scale(self.dtype)
         self.passes_on: tuple[int, ...] = ()  # layers after which hidden states are kept for a head
         self.overlap: float | None = None  # of experts of a request's tokens, where routing is pinned
@@ -91,12 +93,11 @@ class Transformer:
     def forward(self, batch: ForwardBatch, cache: KVCache, sequences: Sequences) -> Hidden:
         """Feed the batch's tokens, writing their keys and values into `cache`."""
         ops, eps = self.ops, self.arch.norm_eps
-        gate = Gate(self.arch.activation, self.arch.gate_block)
         stream, slots, positions = ops.embed(
             batch, sequences.tokens, sequences.length, self.weights.embedding, self.embedding_scale
         )
-        rows, placed = batch.computed, positions[: batch.row_tokens]
-        planned = ops.plan(batch, positions, self.arch.spec.kv_heads) if rows else None
+        placed = positions[: batch.row_tokens]
+        planned = ops.plan(batch, positions, self.arch.spec.kv_heads) if batch.rows else None
         if batch.kept is not None:
             stream, slots, positions = self._packed(batch, stream, slots, positions)
         passed: list[Tensor] = []
@@ -104,27 +105,39 @@ class Transformer:
             qkv = ops.normed(stream, w.qkv, eps, bias=w.qkv_bias)
             if w.qk_norm is not None:
                 ops.head_norm(qkv, w.qk_norm, self.arch.spec.heads, self.arch.spec.kv_heads, eps)
-            parts = []
-            if batch.rows:
-                queries = qkv[:rows] if batch.places is None else qkv.index_select(0, batch.places)
-                over_rows = ops.decode_attention(queries, kv, batch, planned, placed, self.cos, self.sin)
-                parts.append(over_rows if batch.kept is None else over_rows.index_select(0, batch.kept))
-            if batch.chunk:
-                ops.rope_write(qkv[rows:], kv, batch.pages, slots[rows:], positions[rows:], self.cos, self.sin)
-                parts.append(ops.prefill_attention(qkv[rows:], kv, batch, slots[rows:], positions[rows:]))
-            attended = parts[0] if len(parts) == 1 else torch.cat(parts)
+            attended = self.attended(qkv, kv, batch, planned, placed, slots, positions)
             stream = ops.added(attended, w.output, stream)
             if w.router is None:
-                stream = ops.added(ops.normed(stream, w.gate_up, eps, gate=gate), w.down, stream)
+                stream = self.mlp(stream, w)
             else:
                 assert self.arch.spec.experts is not None
-                taken = self.arch.spec.experts.per_token
-                pinned = self._pinned(at, batch)
-                stream = ops.mixture(stream, w, taken, gate, eps, pinned, slots, positions, batch.scratch)
+                taken, pinned = self.arch.spec.experts.per_token, self._pinned(at, batch)
+                stream = ops.mixture(stream, w, taken, self.gate, eps, pinned, slots, positions, batch.scratch)
             passed += [stream.x.clone()] * self.passes_on.count(at)
         if passed:
             sequences.keep(batch, slots, positions, torch.cat(passed, dim=1))
         return Hidden(stream, slots, positions)
+
+    def attended(
+        self, qkv: Tensor, kv: Tensor, batch: ForwardBatch, planned: Any, placed: Tensor, slots: Tensor,
+        positions: Tensor,
+    ) -> Tensor:  # fmt: skip
+        """Attention of rows, whose tokens are `placed`, and of prompts; their keys and values go into the cache."""
+        ops, rows, parts = self.ops, batch.computed, []
+        if batch.rows:
+            queries = qkv[:rows] if batch.places is None else qkv.index_select(0, batch.places)
+            over_rows = ops.decode_attention(queries, kv, batch, planned, placed, self.cos, self.sin)
+            parts.append(over_rows if batch.kept is None else over_rows.index_select(0, batch.kept))
+        if batch.chunk:
+            ops.rope_write(qkv[rows:], kv, batch.pages, slots[rows:], positions[rows:], self.cos, self.sin)
+            parts.append(ops.prefill_attention(qkv[rows:], kv, batch, slots[rows:], positions[rows:]))
+        return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+    def mlp(self, stream: Residual, w: LayerWeights) -> Residual:
+        """The stream after a layer's MLP."""
+        inside = self.ops.normed(stream, w.gate_up, self.arch.norm_eps, gate=self.gate)
+        after: Residual = self.ops.added(inside, w.down, stream)
+        return after
 
     def _packed(
         self, batch: ForwardBatch, stream: Residual, slots: Tensor, positions: Tensor

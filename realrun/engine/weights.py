@@ -48,11 +48,6 @@ class Weights:
     fused: Tensor | None = None  # of an EAGLE-3 head: three hidden states of its target to one
 
 
-def folded(matrix: Tensor, norm: Tensor) -> Tensor:
-    """matrix @ diag(norm), in the matrix's dtype and place."""
-    return matrix.copy_(matrix.float() * norm)
-
-
 def interleaved(gate: Tensor, up: Tensor, block: int) -> Tensor:
     """`block` rows of gate, `block` rows of up, and so on."""
     return torch.stack((gate.unflatten(0, (-1, block)), up.unflatten(0, (-1, block))), 1).flatten(0, 2)
@@ -63,53 +58,22 @@ def stored(arch: ModelArchitecture, matrix: Tensor) -> Matrix:
     return quantised(matrix) if arch.spec.layer_bytes == 1 else matrix
 
 
-def random_weights(arch: ModelArchitecture, device: torch.device, dtype: torch.dtype, seed: int = 0) -> Weights:
-    """Normal weights of variance 1 / fan-in, drawn on `device`: activations stay finite at any depth."""
-    generator = torch.Generator(device=device).manual_seed(seed)
-    spec = arch.spec
+class DrawnWeights:
+    """Random tensors in place of a checkpoint's, drawn on the device.
 
-    def matrix(*shape: int) -> Tensor:
-        empty = torch.empty(*shape, device=device, dtype=dtype)
-        return empty.normal_(0.0, shape[-1] ** -0.5, generator=generator)
+    Matrices have the variance 1 / fan-in, so that activations stay finite at any depth; norms are about one.
+    """
 
-    def norm(width: int = spec.hidden) -> Tensor:
-        spread = torch.randn(width, device=device, dtype=torch.float32, generator=generator)
-        return 1.0 + 0.1 * spread
+    def __init__(self, device: torch.device, dtype: torch.dtype, seed: int) -> None:
+        self._device, self._dtype = device, dtype
+        self._generator = torch.Generator(device=device).manual_seed(seed)
 
-    def bias() -> Tensor | None:
-        if not arch.qkv_bias:
-            return None
-        return torch.randn(arch.qkv_width, device=device, dtype=torch.float32, generator=generator).to(dtype)
-
-    def head_norms() -> Tensor | None:
-        if not arch.qk_norm:
-            return None
-        return 1.0 + 0.1 * torch.randn(2, spec.head_dim, device=device, dtype=torch.float32, generator=generator)
-
-    embedding = matrix(spec.vocab, spec.hidden)
-    each = (spec.experts.count,) if spec.experts else ()
-
-    def layer() -> LayerWeights:
-        layer_weights = LayerWeights(
-            qkv=stored(arch, folded(matrix(arch.qkv_width, spec.qkv_inputs), norm(spec.qkv_inputs))),
-            qkv_bias=bias(),
-            output=stored(arch, matrix(spec.hidden, arch.q_width)),
-            gate_up=stored(arch, folded(matrix(*each, 2 * arch.mlp_width, spec.hidden), norm())),
-            down=stored(arch, matrix(*each, spec.hidden, arch.mlp_width)),
-            qk_norm=head_norms(),
-        )
-        if spec.experts:
-            layer_weights.router = folded(matrix(spec.experts.count, spec.hidden), norm())
-        return layer_weights
-
-    layers = [layer() for _ in range(spec.layers)]
-    head = embedding.clone() if spec.tied_embeddings else matrix(spec.vocab, spec.hidden)
-    weights = Weights(embedding, layers, folded(head, norm()))
-    if spec.joined_inputs:
-        weights.joined = folded(matrix(spec.hidden, spec.joined_inputs), norm(spec.joined_inputs))
-    if spec.fused_inputs:
-        weights.fused = matrix(spec.hidden, spec.fused_inputs)
-    return weights
+    def get(self, name: str, shape: tuple[int, ...]) -> Tensor:
+        """A tensor of this shape; its name says whether it is a norm's."""
+        if name.endswith("norm.weight"):
+            return 1 + 0.1 * torch.randn(shape, device=self._device, dtype=torch.float32, generator=self._generator)
+        empty = torch.empty(shape, device=self._device, dtype=self._dtype)
+        return empty.normal_(0.0, shape[-1] ** -0.5 if len(shape) > 1 else 1.0, generator=self._generator)
 
 
 class Checkpoint:
@@ -122,9 +86,6 @@ class Checkpoint:
         for path in _shards(folder):
             file = stack.enter_context(safe_open(path, framework="pt", device="cpu"))
             self._files.update(dict.fromkeys(file.keys(), file))
-
-    def __contains__(self, name: str) -> bool:
-        return name in self._files
 
     def get(self, name: str, shape: tuple[int, ...]) -> Tensor:
         """The tensor called `name`; a ValueError where it is missing or not of `shape`."""
@@ -150,72 +111,79 @@ def _shards(folder: Path) -> Iterator[Path]:
         raise ValueError(f"{folder} holds no model.safetensors and no model.safetensors.index.json")
 
 
+def random_weights(arch: ModelArchitecture, device: torch.device, dtype: torch.dtype, seed: int = 0) -> Weights:
+    """Random weights of a model, or of a head."""
+    return _assembled(arch, DrawnWeights(device, dtype, seed), device, dtype)
+
+
 def load_weights(arch: ModelArchitecture, folder: Path | str, device: torch.device, dtype: torch.dtype) -> Weights:
-    """The weights of the Hugging Face checkpoint in `folder`, fused and moved to `device` block by block."""
-    spec = arch.spec
-    hidden, wide = spec.hidden, spec.intermediate
+    """The weights of the Hugging Face checkpoint in `folder`, moved to `device` block by block."""
     with ExitStack() as stack:
-        checkpoint = Checkpoint(Path(folder), stack)
+        return _assembled(arch, Checkpoint(Path(folder), stack), device, dtype)
 
-        def norm(name: str) -> Tensor:
-            return checkpoint.get(name, (hidden,)).to(device, torch.float32) + arch.norm_offset
 
-        def fused(*parts: Tensor, norm_name: str | None = None) -> Tensor:
-            matrix = torch.cat(parts).to(device)
-            if norm_name is not None:
-                matrix = matrix.float() * norm(norm_name)
-            return matrix.to(dtype)
+def _assembled(
+    arch: ModelArchitecture, source: Checkpoint | DrawnWeights, device: torch.device, dtype: torch.dtype
+) -> Weights:
+    """The tensors of a source, by their names in Hugging Face's checkpoints, fused as the engine reads them."""
+    spec = arch.spec
+    hidden, wide = spec.hidden, arch.mlp_width
 
-        def gate_up(gate: Tensor, up: Tensor, norm_name: str) -> Tensor:
-            return fused(interleaved(gate, up, arch.gate_block), norm_name=norm_name)
+    def fused(*parts: Tensor, norm: str | None = None) -> Tensor:
+        matrix = (torch.cat(parts) if len(parts) > 1 else parts[0]).to(device)
+        if norm is not None:
+            weight = source.get(f"{norm}.weight", (matrix.shape[-1],)).to(device, torch.float32)
+            matrix = matrix.float() * (weight + arch.norm_offset)
+        return matrix.to(dtype)
 
-        def mlp(i: int, norm_name: str) -> dict[str, Any]:
-            """An MLP or the experts of a block, these by the names of Mixtral's or of Qwen3's checkpoints."""
-            inside, into, out = f"model.layers.{i}.mlp", (arch.mlp_width, hidden), (hidden, arch.mlp_width)
-            if spec.experts is None:
-                if spec.family == "phi3":  # fused in the checkpoint as well
-                    gate, up = checkpoint.get(f"{inside}.gate_up_proj.weight", (2 * wide, hidden)).split(wide)
-                else:
-                    gate, up = (checkpoint.get(f"{inside}.{p}_proj.weight", into) for p in ("gate", "up"))
-                down = fused(checkpoint.get(f"{inside}.down_proj.weight", out))
-                return {"gate_up": stored(arch, gate_up(gate, up, norm_name)), "down": stored(arch, down)}
-            names = ("gate_proj", "up_proj", "down_proj")
+    def mlp(names: tuple[str, str, str], norm: str) -> tuple[Tensor, Tensor]:
+        """Gate and up fused, and down."""
+        if spec.family == "phi3":  # fused in the checkpoint as well
+            gate, up = source.get(f"{names[0].replace('gate', 'gate_up')}.weight", (2 * wide, hidden)).split(wide)
+        else:
+            gate, up = (source.get(f"{name}.weight", (wide, hidden)) for name in names[:2])
+        down = source.get(f"{names[2]}.weight", (hidden, wide))
+        return fused(interleaved(gate, up, arch.gate_block), norm=norm), fused(down)
+
+    def block(i: int) -> LayerWeights:
+        attention, inside = f"model.layers.{i}.self_attn", f"model.layers.{i}.mlp"
+        before, after = f"model.layers.{i}.input_layernorm", f"model.layers.{i}.post_attention_layernorm"
+        widths = {"q": arch.q_width, "k": arch.kv_width, "v": arch.kv_width}
+        if spec.family == "phi3":
+            widths = {"qkv": arch.qkv_width}
+        qkv = [source.get(f"{attention}.{p}_proj.weight", (w, spec.qkv_inputs)) for p, w in widths.items()]
+        bias = head_norms = router = None
+        if arch.qk_norm:
+            norms = [source.get(f"{attention}.{p}_norm.weight", (spec.head_dim,)) for p in ("q", "k")]
+            head_norms = torch.stack(norms).to(device, torch.float32)
+        if arch.qkv_bias:
+            bias = fused(*(source.get(f"{attention}.{p}_proj.bias", (w,)) for p, w in widths.items()))
+        parts = "gate_proj", "up_proj", "down_proj"
+        if spec.experts is None:
+            gate_up, down = mlp((f"{inside}.{parts[0]}", f"{inside}.{parts[1]}", f"{inside}.{parts[2]}"), after)
+        else:
             if spec.family == "mistral":
-                inside, names = f"model.layers.{i}.block_sparse_moe", ("w1", "w3", "w2")
-            both, downs = [], []
-            for e in range(spec.experts.count):
-                gate, up, down = (
-                    checkpoint.get(f"{inside}.experts.{e}.{name}.weight", shape)
-                    for name, shape in zip(names, (into, into, out), strict=True)
-                )
-                both.append(gate_up(gate, up, norm_name))
-                downs.append(fused(down))
-            router = checkpoint.get(f"{inside}.gate.weight", (spec.experts.count, hidden))
-            experts = {"gate_up": stored(arch, torch.stack(both)), "down": stored(arch, torch.stack(downs))}
-            return {**experts, "router": fused(router, norm_name=norm_name)}
+                inside, parts = f"model.layers.{i}.block_sparse_moe", ("w1", "w3", "w2")
+            folders = [f"{inside}.experts.{e}." for e in range(spec.experts.count)]
+            each = [mlp((f"{f}{parts[0]}", f"{f}{parts[1]}", f"{f}{parts[2]}"), after) for f in folders]
+            gate_up, down = (torch.stack(matrices) for matrices in zip(*each, strict=True))
+            router = fused(source.get(f"{inside}.gate.weight", (spec.experts.count, hidden)), norm=after)
+        return LayerWeights(
+            qkv=stored(arch, fused(*qkv, norm=before)),
+            qkv_bias=bias,
+            output=stored(arch, fused(source.get(f"{attention}.o_proj.weight", (hidden, arch.q_width)))),
+            gate_up=stored(arch, gate_up),
+            down=stored(arch, down),
+            qk_norm=head_norms,
+            router=router,
+        )
 
-        def block(i: int) -> LayerWeights:
-            attention = f"model.layers.{i}.self_attn"
-            widths = {"q": arch.q_width, "k": arch.kv_width, "v": arch.kv_width}
-            if spec.family == "phi3":
-                qkv = [checkpoint.get(f"{attention}.qkv_proj.weight", (arch.qkv_width, hidden))]
-            else:
-                qkv = [checkpoint.get(f"{attention}.{p}_proj.weight", (w, hidden)) for p, w in widths.items()]
-            bias = head_norms = None
-            if arch.qk_norm:
-                norms = [checkpoint.get(f"{attention}.{p}_norm.weight", (spec.head_dim,)) for p in ("q", "k")]
-                head_norms = torch.stack(norms).to(device, torch.float32)
-            if arch.qkv_bias:
-                bias = fused(*(checkpoint.get(f"{attention}.{p}_proj.bias", (w,)) for p, w in widths.items()))
-            return LayerWeights(
-                qkv=stored(arch, fused(*qkv, norm_name=f"model.layers.{i}.input_layernorm.weight")),
-                qkv_bias=bias,
-                output=stored(arch, fused(checkpoint.get(f"{attention}.o_proj.weight", (hidden, arch.q_width)))),
-                qk_norm=head_norms,
-                **mlp(i, f"model.layers.{i}.post_attention_layernorm.weight"),
-            )
-
-        table = checkpoint.get("model.embed_tokens.weight", (spec.vocab, hidden))
-        head = table if spec.tied_embeddings else checkpoint.get("lm_head.weight", (spec.vocab, hidden))
-        layers = [block(i) for i in range(spec.layers)]
-        return Weights(fused(table), layers, fused(head, norm_name="model.norm.weight"))
+    table = source.get("model.embed_tokens.weight", (spec.vocab, hidden))
+    head = table if spec.tied_embeddings else source.get("lm_head.weight", (spec.vocab, hidden))
+    weights = Weights(fused(table), [block(i) for i in range(spec.layers)], fused(head, norm="model.norm"))
+    if spec.joined_inputs:
+        joined = source.get("model.joined.weight", (hidden, spec.joined_inputs))
+        weights.joined = fused(joined, norm="model.joined_norm")
+    if spec.fused_inputs:
+        weights.fused = fused(source.get("model.fused.weight", (hidden, spec.fused_inputs)))
+    return weights

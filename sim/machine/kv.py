@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 from pdvsim.sim.core import Request
 from pdvsim.sim.machine.prefix import BLOCK, PrefixBlocks, Reuse, block_hashes
 from pdvsim.sim.machine.tiers import KvTiers
-from pdvsim.sim.models.specs import GpuSpec, ModelSpec
+from pdvsim.sim.models.specs import ModelSpec
 
 Windows = tuple[tuple[int, float], ...]  # tokens, and the share of a token's bytes that is in layers of this window
 
@@ -268,7 +268,7 @@ def held_tokens(tokens: float, windows: Windows) -> float:
     return tokens - sum([share * (tokens - window) for window, share in windows if tokens > window])
 
 
-def capacity_tokens(gpu: GpuSpec, models: list[ModelSpec], utilization: float) -> int:
+def capacity_tokens(memory_bytes: float, models: Sequence[ModelSpec]) -> int:
     """Tokens that fit next to the weights of `models`, whose caches grow together; all are within their windows."""
-    room = gpu.memory_bytes * utilization - sum(m.weight_bytes for m in models)
+    room = memory_bytes - sum(m.weight_bytes for m in models)
     return max(0, int(room // sum(m.kv_bytes_per_token for m in models)))

@@ -1,8 +1,8 @@
 """What is left of many numbers that come in parts: mean, spread and quantiles, and when things happened.
 
-Mean and deviation are exact, merged part by part (Chan, Golub and LeVeque, 1979). Where the numbers are not kept,
-quantiles are DDSketch's (Masson, Rim and Lee, 2019): numbers are counted in bins whose bounds grow by a constant
-factor, so each order statistic is known to a fixed relative error.
+Mean and deviation are exact, merged part by part (Chan, Golub and LeVeque, 1979). Where memory must not grow, numbers
+are rounded to a grid whose steps grow by a constant factor, as in DDSketch (Masson, Rim and Lee, 2019): each order
+statistic is then known to a fixed relative error. Numbers that are kept have the quantiles of `numpy.percentile`.
 """
 
 from __future__ import annotations
@@ -14,32 +14,40 @@ import numpy as np
 
 from pdvsim.sim.records import Array
 
-ERROR = 0.004  # relative, of an order statistic
+ERROR = 0.004  # relative, of an order statistic of rounded numbers
 _GROWTH = math.log((1 + ERROR) / (1 - ERROR))
-_SMALLEST = 1e-12  # seconds; what is smaller counts as 0
-_BINS = int(math.log(1e12 / _SMALLEST) / _GROWTH) + 2
+_SMALLEST = 1e-12  # seconds; what is smaller is rounded to 0
+_MOST_PARTS = 64  # of rounded numbers, before they are joined
 
 
 class Spread:
-    """Count, mean, standard deviation and quantiles of numbers from 0 to 1e12."""
+    """Count, mean, standard deviation and quantiles of numbers from 0 on: of all of them, or `rounded`.
 
-    def __init__(self) -> None:
+    Equal numbers are kept once: the rows of a batch wait equally long for their next tokens, so a run has far fewer
+    numbers than deliveries.
+    """
+
+    def __init__(self, rounded: bool = False) -> None:
+        self.rounded = rounded
         self.count = 0
         self.mean = math.nan
         self._squares = 0.0  # sum of squared distances from the mean
-        self._bins = np.zeros(1, np.int64)  # the first counts zeros
+        self._parts: list[tuple[Array, Array]] = []  # numbers, and how often each occurs
 
     def add(self, values: Array) -> None:
         if len(values):
             mean = float(values.mean())
             self._combine(len(values), mean, float(np.square(values - mean).sum()))
-            self._note(values)
+            numbers, counts = _steps(values) if self.rounded else np.unique(values.astype(float), return_counts=True)
+            self._parts.append((numbers, counts.astype(np.min_scalar_type(int(counts.max())))))
+            if self.rounded and len(self._parts) > _MOST_PARTS:
+                self.counted()
 
     def merge(self, other: Self) -> None:
         """Add the numbers of another one."""
         if other.count:
             self._combine(other.count, other.mean, other._squares)
-            self._bins = summed(self._bins, other._bins)
+            self._parts += other._parts
 
     def _combine(self, count: int, mean: float, squares: float) -> None:
         if self.count:
@@ -49,27 +57,31 @@ class Spread:
         self.count += count
         self.mean, self._squares = mean, squares
 
-    def _note(self, values: Array) -> None:
-        at = np.ceil(np.log(values.clip(_SMALLEST) / _SMALLEST) / _GROWTH).astype(np.int64) + 1
-        at[values < _SMALLEST] = 0
-        self._bins = summed(self._bins, np.bincount(at.clip(0, _BINS)))
-
     @property
     def std(self) -> float:
         return math.sqrt(self._squares / self.count) if self.count else math.nan
 
+    def counted(self) -> tuple[Array, Array]:
+        """Distinct numbers in order, and how often each occurs."""
+        if len(self._parts) > 1:
+            every, counts = (np.concatenate(columns) for columns in zip(*self._parts, strict=True))
+            numbers, at = np.unique(every, return_inverse=True)
+            self._parts = [(numbers, np.bincount(at, counts).astype(np.int64))]
+        return self._parts[0] if self._parts else (np.empty(0), np.empty(0, np.int64))
+
     def percentiles(self, ranks: list[float]) -> list[float]:
-        """Percentiles as numpy's: between the two order statistics that a rank falls between, each known to ERROR."""
+        """Percentiles as numpy's, between the two order statistics that a rank falls between."""
         if not self.count:
             return [math.nan] * len(ranks)
-        upto = np.cumsum(self._bins)
-        marks = []
+        numbers, counts = self.counted()
+        upto, marks = np.cumsum(counts, dtype=np.int64), []
         for rank in ranks:
             place = rank / 100 * (self.count - 1)
             low, high = (
-                self._value(int(np.searchsorted(upto, at + 1))) for at in (math.floor(place), math.ceil(place))
+                float(numbers[np.searchsorted(upto, at, "right")]) for at in (math.floor(place), math.ceil(place))
             )
-            marks.append(low + (high - low) * (place - math.floor(place)))
+            share = place - math.floor(place)  # from the nearer end, as numpy has it, to the last bit
+            marks.append(low + (high - low) * share if share < 0.5 else high - (high - low) * (1 - share))
         return marks
 
     def standard_errors(self, ranks: list[float], independent: float) -> list[float]:
@@ -84,56 +96,15 @@ class Spread:
         marks = self.percentiles(ends)
         return [(high - low) / 4 for low, high in zip(marks[::2], marks[1::2], strict=True)]
 
-    def counted(self) -> tuple[Array, Array]:
-        """Distinct numbers, each known to ERROR, and how often each occurs."""
-        bins = np.flatnonzero(self._bins)
-        return np.array([self._value(at) for at in bins.tolist()]), self._bins[bins]
 
-    @staticmethod
-    def _value(at: int) -> float:
-        """The middle of a bin, in relative terms; bin 0 holds the zeros."""
-        return 0.0 if at == 0 else _SMALLEST * math.exp((at - 1) * _GROWTH) * (1 - ERROR)
-
-
-class Exact(Spread):
-    """The same with the numbers kept, equal ones of a part once: the quantiles are exact.
-
-    The rows of a batch wait equally long for their next tokens, so a run has far fewer numbers than deliveries.
-    """
-
-    def __init__(self) -> None:
-        super().__init__()
-        self._parts: list[tuple[Array, Array]] = []  # sorted numbers, and how often each occurs
-
-    def _note(self, values: Array) -> None:
-        numbers, counts = np.unique(values.astype(float), return_counts=True)
-        self._parts.append((numbers, counts.astype(np.min_scalar_type(int(counts.max())))))
-
-    def merge(self, other: Self) -> None:
-        super().merge(other)
-        self._parts += other._parts
-
-    def counted(self) -> tuple[Array, Array]:
-        if not self._parts:
-            return np.empty(0), np.empty(0, np.int64)
-        numbers, counts = (np.concatenate(columns) for columns in zip(*self._parts, strict=True))
-        return numbers, counts.astype(np.int64)
-
-    def percentiles(self, ranks: list[float]) -> list[float]:
-        if not self.count:
-            return super().percentiles(ranks)
-        numbers, counts = self.counted()
-        order = np.argsort(numbers)
-        numbers, upto = numbers[order], np.cumsum(counts[order])
-        marks = []
-        for rank in ranks:
-            place = rank / 100 * (self.count - 1)
-            low, high = (
-                float(numbers[np.searchsorted(upto, at, "right")]) for at in (math.floor(place), math.ceil(place))
-            )
-            share = place - math.floor(place)  # from the nearer end, as numpy has it, to the last bit
-            marks.append(low + (high - low) * share if share < 0.5 else high - (high - low) * (1 - share))
-        return marks
+def _steps(values: Array) -> tuple[Array, Array]:
+    """The steps of the grid that numbers are rounded to, each in the middle of its numbers, and how many those are."""
+    at = np.ceil(np.log(values.clip(_SMALLEST) / _SMALLEST) / _GROWTH).astype(np.int64)
+    least = int(at.min())
+    counts = np.bincount(at - least)
+    taken = np.flatnonzero(counts)
+    steps = taken + least
+    return np.where(steps > 0, _SMALLEST * np.exp(steps * _GROWTH) * (1 - ERROR), 0.0), counts[taken]
 
 
 class Timeline:

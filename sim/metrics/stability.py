@@ -86,9 +86,9 @@ class Census:
             times_s = requests[name]
             self._timeline.add(at, times_s[times_s >= 0])  # negative: it never came to that
         if "num_cached_tokens" in requests:
-            asked = (requests["num_cached_tokens"] >= 0) & (requests["admitted_s"] >= 0)
+            looked_up = (requests["num_cached_tokens"] >= 0) & (requests["admitted_s"] >= 0)
             for at, name in enumerate(("prompt_tokens", "num_cached_tokens")):
-                self._looked_up.add(at, requests["admitted_s"][asked], requests[name][asked])
+                self._looked_up.add(at, requests["admitted_s"][looked_up], requests[name][looked_up])
 
     def transient_s(self) -> float:
         """Return when the steady state began, after the first arrival; nan if it did not within the first half."""

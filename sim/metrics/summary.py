@@ -31,7 +31,7 @@ from pdvsim.sim.config import Experiment, Scoring, Traffic
 from pdvsim.sim.core import KINDS, Request
 from pdvsim.sim.metrics.chunks import Chunks
 from pdvsim.sim.metrics.launches import LaunchTotals, rate
-from pdvsim.sim.metrics.sketch import Crowd, Exact, Seconds, Spread
+from pdvsim.sim.metrics.sketch import Crowd, Seconds, Spread
 from pdvsim.sim.metrics.stability import Census, is_closed_loop, label_of
 from pdvsim.sim.prices.reach import Reaches
 from pdvsim.sim.records import (
@@ -71,7 +71,7 @@ def summarise(result: Result, scoring: Scoring | None = None) -> dict[str, Any]:
         result.experiment.placement.gpus * result.experiment.hardware.data_parallel_size
     )
     bandwidths = meta.get("bandwidths_bytes_per_s", alike)
-    sums = Sums(result.experiment, scoring, bandwidths, meta.get("reaches", Reaches()), Exact)
+    sums = Sums(result.experiment, scoring, bandwidths, meta.get("reaches", Reaches()))
     sums.window = _window(every, finished, traffic, scoring)
     for launches, settled_s in _in_time(result.launches, "start_s"):
         sums.launches(launches, settled_s)
@@ -138,7 +138,7 @@ class Window(NamedTuple):
 class Sums:
     """The sums of a run, and its metrics. Requests are numbered in order of arrival; those of the warm-up do not count.
 
-    `spread` creates the container that percentiles are taken from.
+    With `rounded` latencies memory does not grow with their number.
     """
 
     def __init__(
@@ -147,14 +147,14 @@ class Sums:
         scoring: Scoring,
         bandwidths: Sequence[float],
         reaches: Reaches,
-        spread: type[Spread],
+        rounded: bool = False,
     ) -> None:
         self._experiment, self._scoring = experiment, scoring
         # as far as it is known: what has happened so far lies before an end that is not
         self.window = Window(math.inf, math.inf, scoring.warmup_requests > 0 or scoring.steady)
         self.census, self.crowd = Census(), Crowd()
         self._launches, self._chunks, self._seconds = LaunchTotals(reaches, bandwidths), Chunks(), Seconds()
-        self._spreads = {name: spread() for name in ("ttft", "tpot", "itl", "e2el")}
+        self._spreads = {name: Spread(rounded) for name in ("ttft", "tpot", "itl", "e2el")}
         self._counts = dict.fromkeys(("count", "good", "failed", *DRAFTED, *PREEMPTION, *CACHED), 0)
         self._amounts = np.zeros(3)  # of the window: requests, prompt tokens and output tokens
         self._steps_s = dict.fromkeys(STEPS[:-1], 0.0)
@@ -388,7 +388,7 @@ class Tally(Reader):
     ) -> None:
         """`settled_s` says until when every launch that began is in the log; `starts` requests wait for no answer."""
         super().__init__(log, REQUESTS)
-        self.sums = Sums(experiment, experiment.scoring, bandwidths, reaches or Reaches(), Spread)
+        self.sums = Sums(experiment, experiment.scoring, bandwidths, reaches or Reaches(), rounded=True)
         self._settled_s = settled_s
         scoring = experiment.scoring
         self._warmup, self._to_send = scoring.warmup_requests, requests

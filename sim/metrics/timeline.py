@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pdvsim.sim.core import KINDS
-from pdvsim.sim.records import LANES, ROLES, Columns, Result, Table, parts
+from pdvsim.sim.records import LANES, ROLES, Result, Table, parts, rows_of
 
 GPUS_PER_REPLICA = 1 << 13  # room between the process numbers of two replicas
 HOSTS, REQUESTS = 1 << 24, 1 << 25  # process numbers of the replicas' hosts and requests
@@ -49,9 +49,7 @@ def trace(result: Result) -> Iterator[bytes]:
     header = {name: str(result.meta[name]) for name in ("profile", "foundation", "clock") if name in result.meta}
     yield f'{{"displayTimeUnit":"ms","otherData":{json.dumps(header)},"traceEvents":[\n'.encode()
     yield ",\n".join(_names(result.launches)).encode()
-    requests = result.requests
-    pieces = (_launches(result), _queues(result.launches), _in_flight(requests), _hits(requests), _host(result))
-    for lines in chain(*pieces, _requests(result)):
+    for lines in chain(_launches(result), _counters(result), _host(result), _requests(result)):
         if lines:
             yield (",\n" + ",\n".join(lines)).encode()
     yield b"\n]}\n"
@@ -87,11 +85,6 @@ def _pid(replica: int, gpu: int) -> int:
 def _pids(launches: Table) -> NDArray[np.int64]:
     """The process number of each launch's GPU."""
     return launches["replica"].astype(np.int64) * GPUS_PER_REPLICA + launches["gpu"] + 1
-
-
-def _counter(name: str, pid: int, ts: float, key: str, value: str) -> str:
-    """One value of a counter, from a time in microseconds on."""
-    return f'{{"ph":"C","name":"{name}","pid":{pid},"ts":{ts:.3f},"args":{{"{key}":{value}}}}}'
 
 
 def _nanoseconds(times_s: NDArray[Any]) -> Nanoseconds:
@@ -136,45 +129,36 @@ def _launches(result: Result) -> Iterator[list[str]]:
         yield lines
 
 
-def _queues(launches: Table) -> Iterator[list[str]]:
-    """Requests queued at each lane, at each of its launches."""
-    for block in parts(launches, ["replica", "gpu", "lane", "queue_depth", "start_s"]):
-        columns = (_pids(block), block["lane"], block["start_s"] * 1e6, block["queue_depth"])
-        yield [
-            _counter(f"{LANES[lane]} queue", pid, ts, "requests", str(depth))
-            for pid, lane, ts, depth in zip(*(column.tolist() for column in columns), strict=True)
-        ]
-
-
-def _in_flight(requests: Columns) -> Iterator[list[str]]:
-    """Requests in the system, per replica, at each arrival and finish."""
+def _counters(result: Result) -> Iterator[list[str]]:
+    """Requests queued at each lane; per replica, requests in the system and the share of prompts found in the cache."""
+    launches, requests = result.launches, result.requests
+    pids, lanes = _pids(launches), launches["lane"]
+    for pid, lane in np.unique(np.column_stack((pids, lanes)), axis=0).tolist():
+        here = (pids == pid) & (lanes == lane)
+        depths = launches["start_s"][here], launches["queue_depth"][here]
+        yield from _counter(f"{LANES[lane]} queue", pid, "requests", *depths)
     for replica in np.unique(requests["replica"]).tolist():
-        here = requests["replica"] == replica
-        left_s = requests["finish_s"][here]
-        left_s = left_s[left_s >= 0]
-        time_s = np.concatenate((left_s, requests["arrival_s"][here]))  # leavers first: a stable sort keeps it so
-        change = np.repeat((-1, 1), (len(left_s), int(here.sum())))
+        own, pid = rows_of(requests, requests["replica"] == replica), _pid(replica, 0)
+        left_s = own["finish_s"][own["finish_s"] >= 0]
+        time_s = np.concatenate((left_s, own["arrival_s"]))  # leavers first: a stable sort keeps it so
+        change = np.repeat((-1, 1), (len(left_s), len(own["id"])))
         order = np.argsort(time_s, kind="stable")
-        for block in parts({"ts": time_s[order] * 1e6, "count": change[order].cumsum()}):
-            yield [
-                _counter("requests in flight", _pid(replica, 0), ts, "requests", str(count))
-                for ts, count in zip(block["ts"].tolist(), block["count"].tolist(), strict=True)
-            ]
+        yield from _counter("requests in flight", pid, "requests", time_s[order], change[order].cumsum())
+        own = rows_of(own, own["num_cached_tokens"] >= 0)
+        own = rows_of(own, np.argsort(own["admitted_s"], kind="stable"))
+        found = 100 * own["num_cached_tokens"].cumsum() / own["prompt_tokens"].cumsum()
+        yield from _counter("prefix cache hits so far (%)", pid, "percent", own["admitted_s"], found, ".2f")
 
 
-def _hits(requests: Columns) -> Iterator[list[str]]:
-    """Share of the prompt tokens so far that the prefix cache had, per replica, at each first admission."""
-    for replica in np.unique(requests["replica"]).tolist():
-        looked = (requests["replica"] == replica) & (requests["num_cached_tokens"] >= 0)
-        order = np.argsort(requests["admitted_s"][looked], kind="stable")
-        time_s, cached, asked = (
-            requests[name][looked][order] for name in ("admitted_s", "num_cached_tokens", "prompt_tokens")
-        )
-        for block in parts({"ts": time_s * 1e6, "percent": 100 * cached.cumsum() / asked.cumsum()}):
-            yield [
-                _counter("prefix cache hits so far (%)", _pid(replica, 0), ts, "percent", f"{percent:.2f}")
-                for ts, percent in zip(block["ts"].tolist(), block["percent"].tolist(), strict=True)
-            ]
+def _counter(
+    name: str, pid: int, key: str, times_s: NDArray[Any], values: NDArray[Any], form: str = ""
+) -> Iterator[list[str]]:
+    """The values of a counter, each from a time on."""
+    for block in parts({"us": times_s * 1e6, "value": values}):
+        yield [
+            f'{{"ph":"C","name":"{name}","pid":{pid},"ts":{us:.3f},"args":{{"{key}":{value:{form}}}}}}'
+            for us, value in zip(block["us"].tolist(), block["value"].tolist(), strict=True)
+        ]
 
 
 def _host(result: Result) -> Iterator[list[str]]:

@@ -13,6 +13,7 @@ from pdvsim.sim.limits import (
     MAX_TOKENS,
     BatchLimit,
     DraftLength,
+    Fact,
     Internal,
     LeastDraft,
     LeastShare,
@@ -20,6 +21,7 @@ from pdvsim.sim.limits import (
     Range,
     Tokens,
     check_ranges,
+    of,
 )
 from pdvsim.sim.models.presets import drafted_by, drafter_kind, pair_name, with_fp8_target
 from pdvsim.sim.models.presets import pair as named_pair
@@ -27,6 +29,8 @@ from pdvsim.sim.models.specs import ModelSpec, Pair
 
 ControllerName = Literal["fixed", "feedback", "goodput", "table", "adaptive-verification"]
 KvPolicy = Literal["paged", "reserved"]
+GIVEN_LENGTH = of(Fact.DRAFTS, without=["num_speculative_tokens_per_batch_size"])
+VARIED_LENGTH, ADAPTIVE = of(controller=("goodput", "feedback")), of(controller="adaptive-verification")
 
 
 @dataclass(frozen=True)
@@ -35,42 +39,41 @@ class Server:
 
     pair: str = "llama-3.2-1b:llama-3.1-8b"
     """Models as draft:target (name, Hugging Face id or config.json), or a target alone (or --model)."""
-    num_speculative_tokens: DraftLength = 4
+    num_speculative_tokens: Annotated[DraftLength, GIVEN_LENGTH] = 4
     """Draft length k, or the starting value if a controller changes it. 0: no speculation, the drafter is not used."""
     drafter: DrafterKind | None = None
     """Draft model, eagle3 or mtp head, ngram or suffix search, or none; in parallel: pard (a draft model), p-eagle or
     dflash or dspark (heads). Default: as in --pair."""
-    controller: ControllerName = "fixed"
+    controller: Annotated[ControllerName, of(Fact.DRAFTS)] = "fixed"
     """How the draft length is chosen: fixed, feedback (PD-Verify paper), goodput (best by the latency model), table (by
     batch size, as in vLLM) or adaptive-verification (of k draft tokens the most promising are verified, as in vLLM)."""
-    num_speculative_tokens_per_batch_size: tuple[str, ...] = ()
-    """table: first batch sizes with their draft lengths, e.g. 1:4 16:2 64:0; pdvsim draft-table finds them. A batch
+    num_speculative_tokens_per_batch_size: Annotated[tuple[str, ...], of(controller="table")] = ()
+    """First batch sizes with their draft lengths, e.g. 1:4 16:2 64:0; pdvsim draft-table finds them. A batch
     counts all requests of a step, prefills included. At k=0 the drafter still runs."""
     table_hold: Internal[PartialShare] = 0.0  # table: share of a border's batch size by which a batch must be beyond it
-    adaptive_verification_profile_context_len: Annotated[int, Range(0, MAX_TOKENS)] = 8192
-    """adaptive-verification: context per request of the step costs that it plans with, as in vLLM. 0: the context and
-    requests of each step."""
+    adaptive_verification_profile_context_len: Annotated[int, Range(0, MAX_TOKENS), ADAPTIVE] = 8192
+    """Context per request of the planned step costs, as in vLLM. 0: the context and requests of each step."""
     # adaptive-verification: noise of a signal that is 1 for a draft token that will be accepted, else 0; 0: an oracle;
     # None: no signal, estimates are from verdicts alone
     confidence_noise: Internal[Annotated[float, Range(0, 100)] | None] = None
-    min_speculative_tokens: DraftLength | None = None
+    min_speculative_tokens: Annotated[DraftLength | None, VARIED_LENGTH] = None
     """Shortest draft a controller may choose. Default: 2 for feedback; 0 (no draft) for goodput."""
-    max_speculative_tokens: LeastDraft = 8
+    max_speculative_tokens: Annotated[LeastDraft, VARIED_LENGTH] = 8
     """Longest draft a controller may choose."""
     max_num_seqs: BatchLimit = 128
     """Maximum number of requests that decode concurrently: the batch limit of every lane."""
-    max_draft_batch: BatchLimit | None = None
+    max_draft_batch: Annotated[BatchLimit | None, of(Fact.STREAMS)] = None
     """Maximum requests per draft; default: --max-num-seqs. In pd and pdv-unified a round obeys both batch limits."""
-    max_verify_batch: BatchLimit | None = None
+    max_verify_batch: Annotated[BatchLimit | None, of(Fact.STREAMS)] = None
     """Maximum requests per verify; default: --max-num-seqs."""
     max_num_batched_tokens: Tokens = 2048
     """Maximum prompt tokens per prefill forward; longer prompts are split into chunks."""
-    attention_dp_timeout_iters: Annotated[int, Range(1, 100_000)] | None = None
+    attention_dp_timeout_iters: Annotated[int | None, Range(1, 100_000), of(Fact.TENSORRT_RANKS)] = None
     """TensorRT-LLM's attention_dp_config with enable_balance: a data-parallel group holds prompts back until every
     group has one, for at most this number of steps. Default: prompts do not wait."""
-    attention_dp_batching_wait_iters: Annotated[int, Range(0, 100_000)] = 10
-    """Further steps that groups wait for more prompts once each has one (--attention-dp-timeout-iters)."""
-    max_prompts_per_forward: BatchLimit | None = None
+    attention_dp_batching_wait_iters: Annotated[int, Range(0, 100_000), of("attention_dp_timeout_iters")] = 10
+    """Further steps that groups wait for more prompts once each has one ."""
+    max_prompts_per_forward: Annotated[BatchLimit | None, of(Fact.PREFILL_LANE)] = None
     """Maximum prompts per prefill forward; default: no limit, as in vLLM."""
     separate_prefill: Internal[bool] = False  # colocated: decoding waits while prompts are prefilled, as in SGLang
     # colocated: decode steps between looks for new requests, as SGLang can be set (`gates`)
@@ -79,9 +82,9 @@ class Server:
     prompt_wait_steps: Internal[Annotated[int, Range(0, 10_000)]] = 0
     prompt_wait_share: Internal[PartialShare] = 0.0
     pad_drafts: Internal[bool] = False  # ngram: rows of a verify padded to its longest draft, as in realrun's engine
-    async_scheduling: bool | None = None
+    async_scheduling: Annotated[bool | None, of(Fact.ASYNC)] = None
     """Schedule the next step (pdvsim: launch the next draft) before the last result is read. Default: the engine's."""
-    enforce_eager: bool = False
+    enforce_eager: Annotated[bool, of(Fact.EAGER)] = False
     """No CUDA graphs and no torch.compile, as vLLM with this flag: the host launches the kernels of each layer."""
     kv_cache: KvPolicy = "paged"
     """paged: blocks are allocated as tokens arrive, with preemption when none is free. reserved: all blocks a request
@@ -93,7 +96,7 @@ class Server:
     """fp8: 8-bit weights in the target's layers, as in a target named NAME-fp8. Name a draft model's in --pair."""
     kv_cache_dtype: Literal["auto", "fp8"] = "auto"
     """KV cache of both models: auto (16 bits) or fp8 (8 bits, predicted by its bytes)."""
-    expert_overlap: LeastShare | None = None
+    expert_overlap: Annotated[LeastShare | None, of(Fact.EXPERTS)] = None
     """Mixture of experts: n tokens of one request read as many distinct experts as n to this power of different
     requests. 1: independent. Default: 0.8, from published counts."""
     num_workers: Annotated[int, Range(1, 4096)] = 4
@@ -109,11 +112,10 @@ class Server:
     ahead_fan: Annotated[int, Range(0, 64)] | None = None
     """pdv-ahead: tokens guessed after each possible number of accepted drafts. 0: continue as if all were accepted.
     Default: the latency model chooses for each batch."""
-    # unforeseen verdict: draft anew, or verify plainly
-    ahead_miss: Internal[Literal["auto", "draft", "plain"]] = "auto"
+    ahead_miss: Internal[Literal["auto", "draft", "plain"]] = "auto"  # unforeseen verdict: draft anew or verify plainly
     # chance that a target's token is none of the drafter's next n: (1 + n)^-this; assumed
     ahead_exponent: Internal[Annotated[float, Range(0, 10)]] = 1.0
-    priority: Priority = "stream"
+    priority: Annotated[Priority, of(Fact.PRIORITISED)] = "stream"
     """Priority between lanes (decode > verify > prefill): none, stream (CUDA streams), dynamic (stream, raised by queue
     length and age), preemptive (ideal) or partition (SM split; realrun only)."""
 
@@ -127,10 +129,9 @@ class Server:
             raise ValueError("min-speculative-tokens must not exceed max-speculative-tokens")
         if self.controller == "table" and not self.draft_table:
             raise ValueError("--controller table needs --num-speculative-tokens-per-batch-size, e.g. 1:4 16:2")
-        for name in ("max_draft_batch", "max_verify_batch"):
-            if (limit := getattr(self, name)) is not None and limit > self.max_num_seqs:
-                flag = name.replace("_", "-")
-                raise ValueError(f"{flag} must be at most max-num-seqs, {self.max_num_seqs}, got {limit}")
+        for lane, limit in (("draft", self.max_draft_batch), ("verify", self.max_verify_batch)):
+            if limit is not None and limit > self.max_num_seqs:
+                raise ValueError(f"max-{lane}-batch must be at most max-num-seqs, {self.max_num_seqs}, got {limit}")
 
     @cached_property
     def draft_batch(self) -> int:
@@ -169,9 +170,8 @@ class Server:
     def draft_range(self) -> tuple[int, int]:
         """The shortest and the longest draft that a controller may choose."""
         least, most = self.min_speculative_tokens, self.max_speculative_tokens
-        if least is None:  # the paper's controller has 2
-            least = min(2, most) if self.controller == "feedback" else 0
-        return least, most
+        usual = min(2, most) if self.controller == "feedback" else 0  # the paper's controller has 2
+        return usual if least is None else least, most
 
     @property
     def longest_draft(self) -> int:

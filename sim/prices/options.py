@@ -2,14 +2,26 @@
 
 from __future__ import annotations
 
-import os
 import re
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Annotated, Literal, get_args
 
 from pdvsim.sim.core import Contention, ServingEngine
-from pdvsim.sim.limits import Gigabytes, Gpus, HostSeconds, Internal, LeastShare, Range, Ranks, Shards, check_ranges
+from pdvsim.sim.limits import (
+    RANKED,
+    SHARDED,
+    Fact,
+    Gigabytes,
+    Gpus,
+    HostSeconds,
+    Internal,
+    LeastShare,
+    Range,
+    Ranks,
+    Shards,
+    check_ranges,
+    of,
+)
 from pdvsim.sim.models.layers import All2All
 from pdvsim.sim.models.names import card_name
 from pdvsim.sim.prices.cards import GPUS
@@ -33,8 +45,6 @@ HOSTS: dict[HostKind, dict[str, float]] = {  # what each sets of `Host`
 # whose default engine is vLLM; the H200 has pdvsim's, measured
 VLLM_CARDS = ("a100-80gb", "h100-sxm", "b200", "b300", "gb200", "gb300", "l40s")
 MOST_GPUS = 8  # of one server that lanes are placed on
-SHARDED = (1, 2, 4, 8)  # GPUs that a model may be sharded over
-RANKED = (*SHARDED, 16, 24, 32, 48, 64, 72)  # data-parallel groups, and GPUs that whole experts may be divided among
 MOST_GROUPS = 64  # of each kind in a disaggregated server
 
 
@@ -44,7 +54,7 @@ class Hardware:
 
     gpu: str = "h200"
     """A GPU of `pdvsim profile --list`, or a TOML file that describes your own (docs/your-hardware.md)."""
-    profile: str | None = None
+    profile: Annotated[str | None, of(engine=(None, "pdvsim"))] = None
     """Profile file (JSON) instead of the built-in one of --gpu, or `roofline`, a bound from the data sheet alone."""
     machine: str | None = None
     """Result of realrun on your machine, or of `calibrate --from-bench` for your engine (JSON). Forward and host times
@@ -57,41 +67,41 @@ class Hardware:
     band: bool = True
     """Report no error ranges. They are from comparable real runs or, where forward times are predicted, from
     simulations at the ends of their error bar."""
-    contention: Contention = "fluid"
+    contention: Annotated[Contention, of(Fact.STREAMS)] = "fluid"
     """How streams share a GPU: fluid (bandwidth and compute), or as ablations serial (no overlap) and max (no cost)."""
     padding: Padding = "profile"
     """How forwards are padded to CUDA graphs: profile (as measured), vllm (by tokens per step), sglang or tensorrt-llm
     (by requests per step)."""
-    gpu_memory_utilization: LeastShare = 0.9
+    gpu_memory_utilization: Annotated[LeastShare, of(without=["kv_capacity_tokens"])] = 0.9
     """Share of the GPU's memory for weights and KV cache."""
     kv_capacity_tokens: Annotated[int, Range(1, 10**12)] | None = None
     """KV cache size in tokens; default: what fits into the memory."""
-    kv_offload_gb: Gigabytes = 0.0
+    kv_offload_gb: Annotated[Gigabytes, of(Fact.OFFLOADS)] = 0.0
     """Host memory of a server for prefixes evicted from the GPU's KV cache, in GB. They are fetched from there where
     that is faster than their prefill. A TP group shares it."""
-    kv_offload_ssd_gb: Gigabytes = 0.0
+    kv_offload_ssd_gb: Annotated[Gigabytes, of(Fact.OFFLOADS)] = 0.0
     """SSD of a server for prefixes evicted from the host memory, in GB, read at 6.9 GB/s."""
-    kv_offload_link: HostLink = "pcie5"
+    kv_offload_link: Annotated[HostLink, of("kv_offload_gb")] = "pcie5"
     """Link between the host memory and each GPU: pcie5 or pcie4 (16 lanes)."""
     tensor_parallel_size: Shards = 1
     """Number of GPUs the target is sharded over: 1, 2, 4 or 8. With --place, each GPU that holds the target is a group
     of this size."""
-    draft_tensor_parallel_size: Shards | None = None
+    draft_tensor_parallel_size: Annotated[Shards | None, of("tensor_parallel_size", Fact.DRAFTS)] = None
     """Number of GPUs the drafter is sharded over: 1 or as many as the target. Default: as the target, or 1 if the
     drafter has a GPU of its own."""
     data_parallel_size: Ranks = 1
     """Number of groups of --tensor-parallel-size GPUs that have attention, KV cache and requests of their own: 1, 2, 4,
     8, 16, 24, 32, 48, 64 or 72. They step together, and the experts of each layer are divided over all GPUs, 72 at
     most. For mixtures of experts."""
-    enable_expert_parallel: bool = False
+    enable_expert_parallel: Annotated[bool, of(Fact.SPLIT_EXPERTS)] = False
     """Divide whole experts among the GPUs of a server instead of a share of every expert."""
-    all2all_backend: All2All | None = None
+    all2all_backend: Annotated[All2All | None, of("data_parallel_size", "enable_expert_parallel")] = None
     """How tokens of data-parallel groups reach experts on other GPUs: allgather_reducescatter, deepep_low_latency,
     deepep_high_throughput or flashinfer_nvlink_two_sided (TensorRT-LLM's kernels, for GPUs of one NVLink). Default: the
     last for trtllm on Blackwell, elsewhere the first."""
-    enable_eplb: bool = False
+    enable_eplb: Annotated[bool, of("enable_expert_parallel")] = False
     """Place experts by their load (EPLB), so that every GPU has as many tokens; with --enable-expert-parallel."""
-    num_redundant_experts: Annotated[int, Range(0, 1024)] = 0
+    num_redundant_experts: Annotated[int, Range(0, 1024), of("enable_eplb")] = 0
     """Copies of popular experts (--enable-eplb). Experts and copies are divided among the GPUs: 32 copies divide the
     256 experts of DeepSeek among 24, 48 or 72."""
     place: tuple[str, ...] = ()
@@ -101,26 +111,26 @@ class Hardware:
     disaggregate: str | None = None
     """pd as engines serve it: prefill and decode engines, each with its own GPUs, host, batch and KV cache. 2p1d: two
     that prefill and one that decodes (docs/large-models.md)."""
-    prefill_tensor_parallel_size: Shards | None = None
+    prefill_tensor_parallel_size: Annotated[Shards | None, of("disaggregate")] = None
     """Number of GPUs of each prefill engine (--disaggregate); default: --tensor-parallel-size."""
-    prefill_data_parallel_size: Ranks | None = None
+    prefill_data_parallel_size: Annotated[Ranks | None, of("disaggregate")] = None
     """Number of data-parallel groups of each prefill engine (--disaggregate); default: --data-parallel-size."""
-    kv_link: LinkName | None = None
+    kv_link: Annotated[LinkName | None, of("disaggregate")] = None
     """Link between prefill and decode engines (--disaggregate), one per GPU; RDMA is 400gbe. Default: --link."""
-    kv_transfer: KvTransfer = "layers"
+    kv_transfer: Annotated[KvTransfer, of("disaggregate")] = "layers"
     """When the KV cache of a prompt is sent (--disaggregate): layers (each layer as it is computed) or prompt (all
     after the prefill, as vLLM's NixlConnector)."""
-    draft_kv: DraftKv = "sent"
+    draft_kv: Annotated[DraftKv, of("disaggregate", Fact.DRAFTS_ON_GPU)] = "sent"
     """KV cache of the drafter (--disaggregate): sent with the target's, or recomputed where it decodes."""
-    cards: tuple[str, ...] = ()
+    cards: Annotated[tuple[str, ...], of("place"), of("disaggregate")] = ()
     """Type of each GPU if --place uses several, e.g. l4 h200; default: --gpu for all. With --disaggregate, of prefill
     and decode engines."""
-    link: LinkName = "nvlink4"
+    link: Annotated[LinkName, of(Fact.SEVERAL_GPUS)] = "nvlink4"
     """Link between the GPUs of a server: nvlink4, nvlink5 (Blackwell), pcie5, pcie4 (16 lanes), infiniband-xdr (one
     adapter of 800 Gb/s per GPU), 400gbe, 100gbe. All-reduces over NVLink take the profile's times."""
     replicas: Gpus = 1
     """Number of independent copies of the whole server, with a router."""
-    router: Router = "round-robin"
+    router: Annotated[Router, of("replicas"), of(Fact.PREFILL_ENGINES, router="prefix-aware")] = "round-robin"
     """How the router picks a replica. prefix-aware: the one that has most of the prompt cached, and of these the least
     loaded; the least loaded of all while loads are uneven."""
 
@@ -132,11 +142,6 @@ class Hardware:
         object.__setattr__(self, "gpu", card_name(self.gpu, GPUS))
         object.__setattr__(self, "cards", tuple(card_name(card, GPUS) for card in self.cards))
         sizes = (self.tensor_parallel_size, self.draft_tensor_parallel_size or 1)
-        for name in ("tensor", "draft_tensor", "prefill_tensor", "data"):
-            size, choices = getattr(self, f"{name}_parallel_size"), RANKED if name == "data" else SHARDED
-            if size not in (None, *choices):
-                option = f"{name.replace('_', '-')}-parallel-size"
-                raise ValueError(f"{option} must be one of {', '.join(map(str, choices))}, got {size}")
         every = sizes[0] * self.data_parallel_size
         if every > (RANKED if self.enable_expert_parallel else SHARDED)[-1]:
             spread = f"a server has {RANKED[-1]} at most"
@@ -160,8 +165,6 @@ class Hardware:
             if self.engine is not None and self.predicted_engine != fitted:
                 raise ValueError(f"--engine {self.engine}: --machine {self.machine} was fitted for {fitted}")
             object.__setattr__(self, "engine", self.engine or fitted)
-        if self.engine not in (None, "pdvsim") and self.profile is not None:
-            raise ValueError(f"--engine {self.engine}: leave out --profile, which names what is predicted")
         if self.disaggregate is not None and self.place:
             raise ValueError("--disaggregate places the engines: leave out --place")
         self.placed()
@@ -228,14 +231,9 @@ def fitted_engine(machine: str) -> ServingEngine | None:
     A file that cannot be read is refused where its figures are needed.
     """
     try:
-        return _engine_in(machine, os.stat(machine).st_mtime_ns)
+        document = read_json(machine)
     except (OSError, ValueError):
         return None
-
-
-@lru_cache(maxsize=16)
-def _engine_in(path: str, _changed_ns: int) -> ServingEngine | None:
-    document = read_json(path)
     named = document.get("pace_engine") if isinstance(document, dict) else None
     return named if named in get_args(ServingEngine) else None
 

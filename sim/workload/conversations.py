@@ -92,11 +92,11 @@ class Recorded(NamedTuple):
         return np.array(requests[:count], dtype=np.int64).T
 
 
-def recorded(sessions: Sequence[str], turns: NDArray[np.int64], lengths: NDArray[np.int64]) -> Recorded:
+def recorded(sessions: NDArray[np.int64], turns: NDArray[np.int64], lengths: NDArray[np.int64]) -> Recorded:
     """The conversations of a file, from the session and turn of each row."""
-    numbers = {session: number for number, session in enumerate(dict.fromkeys(sessions))}
-    conversation = np.array([numbers[session] for session in sessions], dtype=np.int64)
-    rows: list[list[int]] = [[] for _ in numbers]
+    _, first, session = np.unique(sessions, return_index=True, return_inverse=True)
+    conversation = np.argsort(np.argsort(first))[session]  # in the order in which they begin
+    rows: list[list[int]] = [[] for _ in first]
     for row in np.lexsort((turns, conversation)).tolist():
         rows[conversation[row]].append(row)
     turn = np.zeros(len(conversation), dtype=np.int64)

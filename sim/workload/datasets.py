@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from pdvsim.sim.limits import MAX_LINE_CHARS, MAX_TOKENS
 from pdvsim.sim.reading import check_file, error_text, printable, quoted
-from pdvsim.sim.workload.conversations import Growth
+from pdvsim.sim.workload.conversations import Growth, Recorded, recorded
 
 Lengths = NDArray[np.int64]  # one row per request: prompt tokens, output tokens
 
@@ -44,7 +44,7 @@ class Trace(NamedTuple):
     arrival_s: NDArray[np.float64]
     lengths: Lengths
     acceptance: NDArray[np.float32] | None = None  # rate of each request, if in the file
-    sessions: tuple[str, ...] | None = None  # the session of each
+    sessions: NDArray[np.int64] | None = None  # the session of each, by number
     timed: bool = True  # whether the file has arrival times
     turns: NDArray[np.int64] | None = None  # of the sessions, if they are conversations, from 0
     hashes: tuple[tuple[int, ...], ...] | None = None  # of each prompt's blocks of HASHED_TOKENS
@@ -57,15 +57,20 @@ class Trace(NamedTuple):
 
     def only(self, rows: NDArray[Any]) -> Trace:
         """Return the selected requests."""
-        chosen = np.arange(len(self.lengths))[rows].tolist()
         return self._replace(
             arrival_s=self.arrival_s[rows],
             lengths=self.lengths[rows],
             acceptance=None if self.acceptance is None else self.acceptance[rows],
-            sessions=None if self.sessions is None else tuple(self.sessions[at] for at in chosen),
+            sessions=None if self.sessions is None else self.sessions[rows],
             turns=None if self.turns is None else self.turns[rows],
-            hashes=None if self.hashes is None else tuple(self.hashes[at] for at in chosen),
+            hashes=None if self.hashes is None else tuple(self.hashes[at] for at in np.arange(len(self.lengths))[rows]),
         )
+
+    def talk(self) -> Recorded | None:
+        """The conversations, if the sessions are some."""
+        if self.turns is None or self.sessions is None:
+            return None
+        return recorded(self.sessions, self.turns, self.lengths)
 
 
 def bad(path: str, where: str, what: str, accepted: str = "") -> ValueError:
@@ -244,7 +249,7 @@ def read_sharegpt(
         raise bad(path, "", "holds no conversation that passes vLLM's filter", SHAREGPT_FILTER)
     table = np.array(rows, dtype=np.int64)
     trace = Trace(np.zeros(len(table)), table[:, :2], timed=False)
-    return trace if turns == 1 else trace._replace(sessions=tuple(map(str, table[:, 2])), turns=table[:, 3])
+    return trace if turns == 1 else trace._replace(sessions=table[:, 2], turns=table[:, 3])
 
 
 def _tokenized(

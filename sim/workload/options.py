@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from pdvsim.sim.limits import (
     MAX_REQUESTS,
     MAX_TOKENS,
+    Fact,
     Internal,
     PartialShare,
     Range,
@@ -20,6 +21,7 @@ from pdvsim.sim.limits import (
     Tokens,
     check,
     check_ranges,
+    of,
 )
 
 if TYPE_CHECKING:
@@ -40,6 +42,7 @@ TRACES: tuple[Dataset, ...] = ("custom", "azure", "burstgpt", "mooncake")  # fil
 LENGTHS: dict[str, tuple[int, int]] = {"random": (1024, 128), "prefix_repetition": (256, 128)}  # without a data set
 PREFIXES = (256, 10)  # tokens and number of prefix_repetition's, as in vLLM
 OPEN = -1  # number of requests not given
+FORMS = ("synthetic_acceptance_rates", "acceptance_model", "acceptance_trace")  # of acceptance, instead of a rate
 WINDOW_PROMPTS = Range(OPEN, MAX_REQUESTS)
 ALL, PEAK, BY_SEED = "all", "peak", "by-seed"  # windows of a trace, besides their numbers
 
@@ -50,45 +53,49 @@ class Traffic:
 
     dataset_name: Dataset = "sharegpt"
     """Source of the lengths. sharegpt without a file is a built-in model. The kind of a file is inferred."""
-    dataset_path: str | None = None
+    dataset_path: Annotated[str | None, of(dataset_name=("sharegpt", *TRACES))] = None
     """File of the data set: a published one, or your own CSV or JSONL of arrivals and tokens (docs/traffic.md)."""
-    tokenizer: str | None = None
+    tokenizer: Annotated[str | None, of("dataset_path", dataset_name=("sharegpt", "custom"))] = None
     """Folder of a local Hugging Face tokenizer. It counts the tokens of files that hold text (sharegpt, custom);
     default: an estimate."""
-    max_model_len: Annotated[int, Range(2, 2 * MAX_TOKENS)] | None = None
+    max_model_len: Annotated[int | None, Range(2, 2 * MAX_TOKENS), of("dataset_path")] = None
     """Exclude requests of the file with more prompt and output tokens; default: the models' shortest context."""
     model_context: Internal[Annotated[int, Range(1, 10**9)] | None] = None  # shortest, set by the experiment
     num_prompts: Requests = OPEN
     """Number of requests; default: 1000, or the whole trace if it is replayed."""
     request_rate: RequestRate = math.inf
     """Requests per second. inf sends all immediately, or as soon as --max-concurrency allows."""
-    burstiness: Annotated[float, Range(0.001, 1e6)] = 1.0
+    burstiness: Annotated[float, Range(0.001, 1e6), of("request_rate", without=["use_trace_timestamps"])] = 1.0
     """Shape of the Gamma gaps between arrivals: 1 is Poisson, below 1 burstier, above 1 more regular."""
     max_concurrency: Requests | None = None
     """Maximum number of concurrent requests; with --request-rate inf this is a closed loop."""
-    use_trace_timestamps: bool = False
+    use_trace_timestamps: Annotated[bool, of(dataset_name=TRACES)] = False
     """Replay a trace's arrival times, scaled to --request-rate if given."""
-    window: str = ALL
+    window: Annotated[str, of("use_trace_timestamps")] = ALL
     """Part of a replayed trace: all, peak (the busiest window), N (the Nth busiest), or by-seed (seed 0 the busiest,
     seed 1 the next, and so on). A trace of at most 5,000 requests is one window."""
-    columns: tuple[str, ...] = ()
+    columns: Annotated[tuple[str, ...], of(dataset_name="custom")] = ()
     """Columns of your own file, where their names are not recognised: prompt=NAME,output=NAME,time=NAME (also
     acceptance, session, turn, text)."""
     input_len: Tokens | None = None
     """Prompt tokens; default: 1024 for random, else the data set's own."""
     output_len: Tokens | None = None
     """Output tokens; default: 128 for random, else the data set's own."""
-    random_range_ratio: PartialShare = 0.0
+    random_range_ratio: Annotated[
+        PartialShare, of(dataset_name=("random", "prefix_repetition")), of("input_len"), of("output_len")
+    ] = 0.0
     """Spread of --input-len and --output-len: uniform in [len*(1-ratio), len*(1+ratio)]."""
     prefix_len: Annotated[int, Range(0, MAX_TOKENS)] | None = None
     """Tokens of a prefix that requests share, such as a system prompt, before the --input-len tokens of their own.
     Default: 256 for prefix_repetition (which has 256 of its own and 128 output tokens), else 0."""
-    num_prefixes: Requests | None = None
+    num_prefixes: Annotated[Requests | None, of(dataset_name="prefix_repetition"), of("prefix_len")] = None
     """Number of such prefixes; each request has one at random. Default: 10 for prefix_repetition, else 1."""
-    num_turns: Annotated[int, Range(1, 10_000)] = 1
+    num_turns: Annotated[int, Range(1, 10_000), of(without=["use_trace_timestamps"])] = 1
     """Turns of a conversation; of a ShareGPT file at most as many as it has. Each sends the earlier turns and answers
     again, once the last is answered. Rates are of requests; --max-concurrency is in conversations."""
-    think_time_s: Annotated[float, Range(0, 86_400)] = 0.0
+    think_time_s: Annotated[
+        float, Range(0, 86_400), of("num_turns"), of(Fact.SESSIONS, without=["use_trace_timestamps"])
+    ] = 0.0
     """Mean time from an answer to the next turn of the conversation (exponential)."""
     seed: Seed = 0
     """Seed of arrivals, lengths and acceptance. Every architecture gets the same requests from one seed."""
@@ -131,17 +138,14 @@ class Traffic:
             object.__setattr__(self, "dataset_name", self._kind(self.dataset_path))
         if self.dataset_name in TRACES and self.dataset_path is None:
             raise ValueError(f"dataset {self.dataset_name} needs --dataset-path with its file")
-        if self.dataset_name in LENGTHS and self.dataset_path is not None:
-            raise ValueError(f"dataset {self.dataset_name} takes no --dataset-path")
-        if self.num_turns > 1 and self.use_trace_timestamps:
-            raise ValueError("--num-turns makes conversations, which have no arrival times to replay")
-        if self.use_trace_timestamps and self.dataset_name not in TRACES:
-            raise ValueError(f"--use-trace-timestamps needs {', '.join(TRACES)}, not {self.dataset_name}")
-        self._check_window()
+        window = self.window
+        if window not in (None, ALL, PEAK, BY_SEED) and not (window.isdecimal() and int(window) > 0):
+            raise ValueError(f"--window must be {ALL}, {PEAK}, {BY_SEED} or a number from 1, got {window!r}")
         check("window-prompts", self.window_prompts, WINDOW_PROMPTS)
         derived = self.num_prompts in (OPEN, self.window_prompts)
         count = OPEN
-        if derived and self.use_trace_timestamps:  # again for another seed, window or limit of the context
+        if derived and self.use_trace_timestamps and self.dataset_name in TRACES:
+            # again for another seed, window or limit of the context
             count = max(1, len(self.replayed()))
         elif self.num_prompts == OPEN:
             object.__setattr__(self, "num_prompts", self.usual_prompts)
@@ -149,16 +153,6 @@ class Traffic:
         if count != OPEN:
             object.__setattr__(self, "num_prompts", count)
         check_ranges(self)
-
-    def _check_window(self) -> None:
-        """Refuse a window that no trace has, and columns that no file has."""
-        window = self.window
-        if window not in (None, ALL, PEAK, BY_SEED) and not (window.isdecimal() and int(window) > 0):
-            raise ValueError(f"--window must be {ALL}, {PEAK}, {BY_SEED} or a number from 1, got {self.window!r}")
-        if self.columns and self.dataset_name != "custom":
-            raise ValueError(
-                "--columns names the columns of your own file: it needs --dataset-path with a CSV or JSONL"
-            )
 
     def _kind(self, path: str) -> str:
         """The kind of a file: ShareGPT is a JSON array. Errors are reported when it is read."""
@@ -211,7 +205,7 @@ class Traffic:
         return number
 
     def about(self, requests: int) -> Traffic:
-        """The same traffic with `requests` requests; of a replay all of the window, repeated to come near the number.
+        """This traffic with `requests` requests; of a replay all of the window, repeated to come near the number.
 
         A replay that is limited to a part of its window stays so.
         """
@@ -233,16 +227,16 @@ class Traffic:
 class Acceptance:
     """Acceptance of draft tokens by the target."""
 
-    acceptance_rate: Share = 0.6
+    acceptance_rate: Annotated[Share, of(Fact.DRAFTS, without=FORMS)] = 0.6
     """Probability that a draft token is accepted (Leviathan's alpha), if no other form is given."""
-    acceptance_concentration: Annotated[float, Range(0.001, 1e9)] | None = None
+    acceptance_concentration: Annotated[float | None, Range(0.001, 1e9), of(Fact.DRAFTS, without=FORMS)] = None
     """Draw each request's rate from a Beta distribution with mean --acceptance-rate and this concentration (a+b)."""
-    synthetic_acceptance_rates: tuple[Share, ...] = ()
+    synthetic_acceptance_rates: Annotated[tuple[Share, ...], of(Fact.DRAFTS, without=FORMS[1:])] = ()
     """Unconditional acceptance per draft position (vLLM's convention): non-increasing, e.g. 0.8,0.6,0.4."""
-    acceptance_model: str | None = None
+    acceptance_model: Annotated[str | None, of(Fact.DRAFTS, without=FORMS[::2])] = None
     """Acceptance as measured for Llama-3.1-8B: cnn, gsm8k, instructcoder or sharegpt, followed by -eagle3, -ngram or
     -suffix."""
-    acceptance_trace: str | None = None
+    acceptance_trace: Annotated[str | None, of(Fact.DRAFTS, without=FORMS[:2])] = None
     """JSONL of recorded rounds: one list of accepted counts per line, assigned to the requests in turn. The largest
     count is the draft length of the recording."""
 
@@ -254,14 +248,6 @@ class Acceptance:
         name = self.acceptance_model
         if name is not None and name not in ACCEPTANCE_MODELS:
             raise ValueError(f"acceptance-model must be one of {', '.join(ACCEPTANCE_MODELS)}, got {name}")
-        forms = {
-            "--acceptance-concentration": self.acceptance_concentration is not None,
-            "--synthetic-acceptance-rates": bool(rates),
-            "--acceptance-model": name is not None,
-            "--acceptance-trace": self.acceptance_trace is not None,
-        }
-        if sum(forms.values()) > 1:
-            raise ValueError(f"give one of {', '.join(forms)}")
 
     @property
     def by_rate(self) -> bool:

@@ -14,11 +14,11 @@ from __future__ import annotations
 import csv
 import math
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import lru_cache
 from itertools import accumulate, chain
 from os import stat
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,17 +30,32 @@ from pdvsim.sim.workload.columns import ColumnRole, columns_of, plain_name
 from pdvsim.sim.workload.conversations import HASHED_TOKENS
 from pdvsim.sim.workload.datasets import ESTIMATED, TOKENS_ACCEPTED, Trace, bad, json_lines, opened, token_counter
 
+if TYPE_CHECKING:
+    import pandas as pd
+
 Value = Any  # a cell: text in CSV, text or a number in JSON
 
 MARK = '"request_throughput"'  # a key of every result, but of no file of requests
-LATEST_S = 1e18
+LATEST = 1e19  # of a time in any unit
 DETAILED = "a result of `vllm bench serve --save-result --save-detailed`"
 CUSTOM_OUTPUT = 256  # output tokens if the file has none: vLLM's --custom-output-len
 
-PUBLISHED = {  # columns that identify a published trace
-    "azure": {"timestamp", "contexttokens", "generatedtokens"},
-    "burstgpt": {"timestamp", "model", "request_tokens", "response_tokens"},  # of GPT-4's requests alone, as in vLLM
-    "mooncake": {"timestamp", "input_length", "output_length", "hash_ids"},  # in milliseconds
+
+class PublishedTrace(NamedTuple):
+    """A published trace: the columns that identify it, and how it is read."""
+
+    columns: set[str]
+    only: tuple[str, str] | None = None  # rows with this value in this column
+    unit: str | None = None  # of its times; None: as those of any file
+    hashed: bool = False  # its hash_ids, which may be missing, name the blocks of prompts
+
+
+PUBLISHED = {
+    "azure": PublishedTrace({"timestamp", "contexttokens", "generatedtokens"}),
+    "burstgpt": PublishedTrace({"timestamp", "model", "request_tokens", "response_tokens"}, ("Model", "GPT-4")),
+    "mooncake": PublishedTrace(
+        {"timestamp", "input_length", "output_length", "hash_ids"}, unit="milliseconds", hashed=True
+    ),
 }
 UNITS = {"seconds": 1.0, "milliseconds": 1e3, "microseconds": 1e6, "nanoseconds": 1e9}  # in a second
 A_CLOCK_S = 1e8  # larger times are dates, not times since a start
@@ -98,8 +113,12 @@ def kind_of(path: str) -> str:
     """The published trace that a file's columns match, or custom."""
     with opened(path) as file:
         head = file.readline(1 << 16)
-    keys = set(re.findall(r'"(\w+)"\s*:', head)) if head.lstrip().startswith("{") else _header(head)
-    return next((kind for kind, needed in PUBLISHED.items() if needed <= {plain_name(key) for key in keys}), "custom")
+    if head.lstrip().startswith("{"):
+        keys = re.findall(r'"(\w+)"\s*:', head)
+    else:
+        keys = next(csv.reader([head.strip()], delimiter=_delimiter(head)), [])
+    names = set(map(plain_name, keys))
+    return next((kind for kind, published in PUBLISHED.items() if published.columns <= names), "custom")
 
 
 def is_array(path: str) -> bool:
@@ -111,211 +130,182 @@ def is_array(path: str) -> bool:
 def read_own(path: str, tokenizer: str | None = None, kind: str | None = None, named: tuple[str, ...] = ()) -> Trace:
     """The requests of a file, of a kind that is inferred or given; a ValueError of one line names a bad line and field.
 
-    Of a published trace only times, lengths and hashes are read. A file whose columns are `named` is none.
+    Of a published trace only times, lengths and hashes are read. A file whose columns are `named` is none. Rows without
+    prompt or output, as those of failed requests, are counted and excluded.
     """
     inferred = kind is None
     kind = kind or ("custom" if named else kind_of(path))
-    rows = _rows(path, kind)
+    published = PUBLISHED.get(kind)
+    log = _log(path, kind, named)
+    counted = "prompt_tokens" in log.columns
+    if counted and tokenizer is not None:
+        name = log.columns["prompt_tokens"]
+        raise ValueError(f"--tokenizer has no effect here: {path} already has token counts ({name})")
+    every = len(log.cells)
+    prompt = log.values("prompt_tokens", TOKENS_ACCEPTED, _is_tokens) if counted else np.ones(every)
+    has_output = "output_tokens" in log.columns
+    output = log.values("output_tokens", TOKENS_ACCEPTED, _is_tokens) if has_output else np.full(every, CUSTOM_OUTPUT)
+    full = (prompt > 0) & (output > 0)
+    if not full.any():
+        raise bad(path, "", "holds no request with a prompt and an output", ACCEPTED)
+    log, lengths = log._replace(cells=log.cells[full]), np.column_stack((prompt, output))[full].astype(np.int64)
+    if not counted:
+        log.values("prompt", "a text", np.array, lambda cell: isinstance(cell, str))
+        lengths[:, 0] = np.maximum(1, token_counter(tokenizer)(list(log.cells["prompt"])))
+    times_s, unit = log.times_s(published) if "arrival_s" in log.columns else (np.zeros(len(lengths)), "")
+    arrival_s, rates, turns = _spread(times_s), None, None
+    if "acceptance" in log.columns:
+        rates = log.values("acceptance", "a share from 0 to 1", lambda rate: (rate >= 0) & (rate <= 1))
+    if {"session", "turn"} <= log.columns.keys():
+        turns = log.values("turn", "a whole number from 0", _is_tokens).astype(np.int64)
+    taken = [f"{role} is {quoted(name)}" for role, name in log.columns.items() if name != role]
+    taken = [f"{text} ({unit})" if text.startswith("arrival_s") else text for text in taken]
+    notes = {
+        ", ".join(taken): bool(taken),
+        ESTIMATED: not counted and tokenizer is None,
+        "times are whole seconds; requests of the same second are spread evenly over it": arrival_s is not times_s,
+        f"{every - len(lengths)} of {every} rows have no prompt or no output and are excluded": len(lengths) < every,
+    }
+    recognised = (f"{path} has the columns of the {kind} trace, and is read as one",) if inferred else ()
+    return Trace(
+        arrival_s,
+        lengths,
+        acceptance=None if rates is None else rates.astype(np.float32),
+        sessions=log.cells["session"].astype(str).factorize()[0] if "session" in log.columns else None,
+        turns=turns,
+        timed="arrival_s" in log.columns,
+        hashes=log.hashes(lengths[:, 0]) if published and published.hashed else None,
+        notes=recognised if published else tuple(f"{path}: {note}" for note, true in notes.items() if true),
+    )
+
+
+def _log(path: str, kind: str, named: tuple[str, ...]) -> LogTable:
+    """The rows of a file; a ValueError if it lacks a column that is needed."""
+    import pandas as pd
+
+    published, rows = PUBLISHED.get(kind), _rows(path, kind)
     first = next(rows, None)
     if first is None:
         raise bad(path, "", "holds no request", ACCEPTED)
-    header = f"(columns: {shortened(', '.join(first[1]))})"
+    names = list(first[1])
+    header = f"(columns: {shortened(', '.join(names))})"
     try:
-        columns = columns_of(list(first[1]), named)
+        columns = columns_of(names, named)
     except KeyError as missing:
         raise bad(path, "", f"--columns names {missing.args[0]}, which is not there {header}") from None
-    if kind in PUBLISHED:
-        if lacking := PUBLISHED[kind].difference({"hash_ids"}, map(plain_name, first[1])):
-            raise bad(path, "", f"has no column {min(lacking)}", f"the columns {', '.join(sorted(PUBLISHED[kind]))}")
+    if published is not None:
+        if lacking := published.columns.difference({"hash_ids"}, map(plain_name, names)):
+            raise bad(path, "", f"has no column {min(lacking)}", f"the columns {', '.join(sorted(published.columns))}")
         columns = {role: columns[role] for role in ("arrival_s", "prompt_tokens", "output_tokens")}
     if "prompt_tokens" not in columns and "prompt" not in columns:
         raise bad(path, "", f"no prompt-length column found {header}. Name it with --columns prompt=NAME")
-    if "prompt_tokens" in columns and "output_tokens" not in columns:
-        raise bad(path, "", f"no output-length column found {header}. Name it with --columns output=NAME")
-    counted = "prompt_tokens" in columns
-    if counted:
+    if "prompt_tokens" in columns:
         columns.pop("prompt", None)
-    if counted and tokenizer is not None:
-        raise ValueError(
-            f"--tokenizer has no effect here: {path} already has token counts ({columns['prompt_tokens']})"
-        )
-    table = _Table(path, columns, kind)
-    for line, row in chain([first], rows):
-        table.add(line, row)
-    trace = table.trace(tokenizer)
-    if kind not in PUBLISHED:
-        return trace
-    notes = (f"{path} has the columns of the {kind} trace, and is read as one",) if inferred else ()
-    return trace._replace(hashes=table.hashes(), notes=notes)
+        if "output_tokens" not in columns:
+            raise bad(path, "", f"no output-length column found {header}. Name it with --columns output=NAME")
+    wanted = [*columns.values(), "hash_ids"]
+    only, value = (published and published.only) or ("", None)
+    chosen = ((line, row) for line, row in chain([first], rows) if not only or row.get(only) == value)
+    cells = pd.DataFrame(
+        ((line, *map(row.get, wanted)) for line, row in chosen), columns=["line", *columns, "hash_ids"], dtype=object
+    )
+    return LogTable(path, columns, cells.set_index("line"))
 
 
-class _Table:
-    """Collects the rows of a file."""
+class LogTable(NamedTuple):
+    """The cells of a file, by line and role."""
 
-    def __init__(self, path: str, columns: dict[ColumnRole, str], kind: str) -> None:
-        self.path, self.columns, self.kind = path, columns, kind
-        self.times: list[Value] = []
-        self.lengths: list[tuple[int, int]] = []
-        self.acceptance: list[float] = []
-        self.sessions: list[str] = []
-        self.turns: list[int] = []
-        self.prompts: list[str] = []
-        self.lines: list[int] = []
-        self.hash_ids: list[list[int]] = []
-        self.empty = 0
-        self.spread = False
+    path: str
+    columns: dict[ColumnRole, str]
+    cells: pd.DataFrame
 
-    def add(self, line: int, row: dict[str, Value]) -> None:
-        """Add a row; one without prompt or output is counted and excluded, as a failed request."""
-        columns = self.columns
-        if self.kind == "burstgpt" and row.get("Model") != "GPT-4":
-            return
-        prompt = self._tokens(line, row, "prompt_tokens") if "prompt_tokens" in columns else 1
-        output = self._tokens(line, row, "output_tokens") if "output_tokens" in columns else CUSTOM_OUTPUT
-        if not prompt or not output:
-            self.empty += 1
-            return
-        if "prompt_tokens" not in columns:
-            text = row.get(columns["prompt"])
-            if not isinstance(text, str):
-                raise bad(self.path, f"line {line}", f"{columns['prompt']} is {quoted(text)}", "a text")
-            self.prompts.append(text)
-        if "acceptance" in columns:
-            rate = _number(row.get(columns["acceptance"]))
-            if not 0 <= rate <= 1:
-                value = quoted(row.get(columns["acceptance"]))
-                raise bad(self.path, f"line {line}", f"{columns['acceptance']} is {value}", "a share from 0 to 1")
-            self.acceptance.append(rate)
-        if "session" in columns:
-            self.sessions.append(str(row.get(columns["session"])))
-        if "turn" in columns and "session" in columns:
-            self.turns.append(self._tokens(line, row, "turn", "a whole number from 0"))
-        if "arrival_s" in columns:
-            self.times.append(row.get(columns["arrival_s"]))
-        if self.kind == "mooncake" and "hash_ids" in row:
-            ids = row["hash_ids"]
-            if type(ids) is not list or not ids or any(type(one) is not int or not 0 <= one < 1 << 32 for one in ids):
-                raise bad(self.path, f"line {line}", f"hash_ids is {quoted(ids)}", "a list of whole numbers below 2^32")
-            self.hash_ids.append(ids[: -(-prompt // HASHED_TOKENS)])
-        self.lengths.append((prompt, output))
-        self.lines.append(line)
+    def values(
+        self,
+        role: str,
+        accepted: str,
+        good: Callable[[NDArray[Any]], NDArray[np.bool_]],
+        read: Callable[[Value], Any] | None = None,
+    ) -> NDArray[Any]:
+        """A column, each cell as it is read: a number by default; a ValueError names the first one that is not good."""
+        values = self.cells[role].map(read or _number).to_numpy()
+        if not (right := good(values)).all():
+            line, cell = self.cells.index[at := int(right.argmin())], self.cells[role].iloc[at]
+            name = self.columns.get(role, role)  # type: ignore[call-overload]
+            raise bad(self.path, f"line {line}", f"{name} is {quoted(cell)}", accepted)
+        return values
 
-    def hashes(self) -> tuple[tuple[int, ...], ...] | None:
+    def times_s(self, published: PublishedTrace | None) -> tuple[NDArray[np.float64], str]:
+        """Arrival times in seconds, and the unit they were in."""
+        name, first = self.columns["arrival_s"], self.cells["arrival_s"].iloc[0]
+        dated = isinstance(first, str) and math.isnan(_number(first))
+        accepted = "a date such as 2023-11-16 18:17:03.97" if dated else "a number of seconds, or a date"
+        read = datasets.moment_s if dated else _number
+        values = self.values("arrival_s", accepted, lambda times: np.abs(times) <= LATEST, read)
+        if dated:
+            return values, "dates"
+        unit = SUFFIXES.get(plain_name(name).rpartition("_")[2]) or _unit(float(np.median(values)))
+        unit = (published and published.unit) or unit
+        return values / UNITS[unit], unit
+
+    def hashes(self, prompts: NDArray[np.int64]) -> tuple[tuple[int, ...], ...] | None:
         """Numbers of all hashes so far: equal ones have equal prefixes, whatever the file holds. None: not given."""
+        if self.cells["hash_ids"].isna().any():
+            return None
+        self.values("hash_ids", "a list of whole numbers below 2^32", np.array, _is_hashes)
         known: dict[tuple[int, int], int] = {}
         numbered = (
-            accumulate(ids, lambda last, own: known.setdefault((last, own), len(known)), initial=-1)
-            for ids in self.hash_ids
-        )
-        return tuple(tuple(own)[1:] for own in numbered) if len(self.hash_ids) == len(self.lengths) else None
+            accumulate(ids[: -(-prompt // HASHED_TOKENS)], lambda last, own: known.setdefault((last, own), len(known)),
+                       initial=-1)
+            for ids, prompt in zip(self.cells["hash_ids"], prompts.tolist(), strict=True)
+        )  # fmt: skip
+        return tuple(tuple(own)[1:] for own in numbered)
 
-    def _tokens(self, line: int, row: dict[str, Value], role: ColumnRole, accepted: str = TOKENS_ACCEPTED) -> int:
-        value = row.get(self.columns[role])
-        number = 0 if value is None and "usage" in row else _number(value)  # a response without usage failed
-        if not (0 <= number <= MAX_TOKENS and number == int(number)):
-            raise bad(self.path, f"line {line}", f"{self.columns[role]} is {quoted(value)}", accepted)
-        return int(number)
 
-    def trace(self, tokenizer: str | None) -> Trace:
-        """The collected trace."""
-        if not self.lengths:
-            raise bad(self.path, "", "holds no request with a prompt and an output", ACCEPTED)
-        lengths = np.array(self.lengths, dtype=np.int64)
-        if self.prompts:
-            lengths[:, 0] = np.maximum(1, token_counter(tokenizer)(self.prompts))
-        unit, arrival_s = self._arrivals() if self.times else ("", np.zeros(len(lengths)))
-        return Trace(
-            arrival_s,
-            lengths,
-            acceptance=np.array(self.acceptance, dtype=np.float32) if self.acceptance else None,
-            sessions=tuple(self.sessions) or None,
-            turns=np.array(self.turns, dtype=np.int64) if self.turns else None,
-            timed=bool(self.times),
-            notes=self._notes(unit, tokenizer),
-        )
+def _is_tokens(values: NDArray[np.float64]) -> NDArray[np.bool_]:
+    whole: NDArray[np.bool_] = (values >= 0) & (values <= MAX_TOKENS) & (values % 1 == 0)
+    return whole
 
-    def _arrivals(self) -> tuple[str, NDArray[np.float64]]:
-        """Arrival times in seconds, and the unit they were in."""
-        name = self.columns["arrival_s"]
-        dated = isinstance(self.times[0], str) and math.isnan(_number(self.times[0]))
-        read = datasets.moment_s if dated else _number
-        accepted = "a date such as 2023-11-16 18:17:03.97" if dated else "a number of seconds, or a date"
-        values = np.empty(len(self.times))
-        for at, time in enumerate(self.times):
-            values[at] = read(time)
-            if not abs(values[at]) <= 1e19:
-                raise bad(self.path, f"line {self.lines[at]}", f"{name} is {quoted(time)}", accepted)
-        if dated:
-            return "dates", self._spread(values)
-        unit = SUFFIXES.get(plain_name(name).rpartition("_")[2]) or _unit(float(np.median(values)))
-        if self.kind == "mooncake":
-            unit = "milliseconds"
-        return unit, self._spread(values / UNITS[unit])
 
-    def _spread(self, times_s: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Times in whole seconds, as OpenAI's `created`, spread evenly within each second.
+def _is_hashes(ids: Value) -> bool:
+    return type(ids) is list and len(ids) > 0 and all(type(one) is int and 0 <= one < 1 << 32 for one in ids)
 
-        Otherwise they would be bursts that did not happen.
-        """
-        seconds, at, counts = np.unique(times_s, return_inverse=True, return_counts=True)
-        if seconds[0] < A_CLOCK_S or (seconds % 1).any() or counts.max() == 1:
-            return times_s
-        self.spread = True
-        order = np.argsort(at, kind="stable")
-        place = np.empty(len(at))
-        place[order] = np.arange(len(at)) - np.repeat(np.cumsum(counts) - counts, counts)
-        spread: NDArray[np.float64] = times_s + place / counts[at]
-        return spread
 
-    def _notes(self, unit: str, tokenizer: str | None) -> tuple[str, ...]:
-        taken = [f"{role} is {quoted(name)}" for role, name in self.columns.items() if name != role]
-        taken = [f"{text} ({unit})" if text.startswith("arrival_s") else text for text in taken]
-        notes = [f"{self.path}: {', '.join(taken)}"] if taken else []
-        if self.prompts and tokenizer is None:
-            notes.append(f"{self.path}: {ESTIMATED}")
-        if self.spread:
-            notes.append(f"{self.path}: times are whole seconds; requests of the same second are spread evenly over it")
-        if self.empty:
-            rows = self.empty + len(self.lengths)
-            notes.append(f"{self.path}: {self.empty} of {rows} rows have no prompt or no output and are excluded")
-        return tuple(notes)
+def _spread(times_s: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Times in whole seconds, as OpenAI's `created`, spread evenly within each second; other times as they are.
+
+    Otherwise they would be bursts that did not happen.
+    """
+    seconds, at, counts = np.unique(times_s, return_inverse=True, return_counts=True)
+    if seconds[0] < A_CLOCK_S or (seconds % 1).any() or counts.max() == 1:
+        return times_s
+    order = np.argsort(at, kind="stable")
+    place = np.empty(len(at))
+    place[order] = np.arange(len(at)) - np.repeat(np.cumsum(counts) - counts, counts)
+    spread: NDArray[np.float64] = times_s + place / counts[at]
+    return spread
 
 
 def _rows(path: str, kind: str) -> Iterator[tuple[int, dict[str, Value]]]:
     """Line number and cells of each row."""
-    if kind == "mooncake":
-        return _json_rows(path)
     with opened(path) as file:
         head = file.read(1 << 16).lstrip()
-    if not head.startswith("{"):
-        return _csv_rows(path)
-    return bench_rows(path) if MARK in head else _json_rows(path)
-
-
-def _json_rows(path: str) -> Iterator[tuple[int, dict[str, Value]]]:
-    for line, row in json_lines(path, ACCEPTED):
-        if not isinstance(row, dict):
-            raise bad(path, f"line {line}", f"holds {quoted(row)}", ACCEPTED)
-        yield line, _unpacked(row)
-
-
-def _unpacked(row: dict[str, Value]) -> dict[str, Value]:
-    """A row with the columns of its nested objects: the `usage` of a response, also inside a log or batch output."""
-    for name in ("response", "body", "usage"):
-        if isinstance(inner := row.get(name), dict):
-            row = {**inner, **row}
-    return row
-
-
-def _csv_rows(path: str) -> Iterator[tuple[int, dict[str, Value]]]:
-    rows = datasets.csv_rows(path, ACCEPTED, _delimiter)
-    _, header = next(rows)
-    for line, row in rows:
-        yield line, dict(zip(header, row, strict=True))
-
-
-def _header(line: str) -> list[str]:
-    return next(csv.reader([line.strip()], delimiter=_delimiter(line)), [])
+    if kind != "mooncake" and MARK in head and head.startswith("{"):
+        yield from bench_rows(path)
+    elif kind == "mooncake" or head.startswith("{"):
+        for line, row in json_lines(path, ACCEPTED):
+            if not isinstance(row, dict):
+                raise bad(path, f"line {line}", f"holds {quoted(row)}", ACCEPTED)
+            if "usage" in row:  # a response without usage failed
+                row = {"prompt_tokens": 0, "completion_tokens": 0, **row}
+            for name in ("response", "body", "usage"):  # an answer, also inside a log or batch output
+                if isinstance(inner := row.get(name), dict):
+                    row = {**row, **inner} if name == "usage" else {**inner, **row}
+            yield line, row
+    else:
+        rows = datasets.csv_rows(path, ACCEPTED, _delimiter)
+        _, header = next(rows)
+        for line, cells in rows:
+            yield line, dict(zip(header, cells, strict=True))
 
 
 def _delimiter(line: str) -> str:
@@ -366,15 +356,9 @@ def bench_rows(path: str) -> Iterator[tuple[int, dict[str, Any]]]:
         if not isinstance(values, list) or len(values) != len(document["input_lens"]):
             raise bad(path, "", f"has no list of {name} for each request", DETAILED)
     queued = document.get("queue_times")
+    queued = [_number(one) for one in queued] if isinstance(queued, list) else []
     for number, row in enumerate(zip(*columns.values(), strict=True)):
         request = dict(zip(columns, row, strict=True))
-        if "arrival_s" in request and isinstance(queued, list) and number < len(queued):
-            request["arrival_s"] = _difference(path, number, request["arrival_s"], queued[number])
+        if number < len(queued) and not math.isnan(_number(request.get("arrival_s"))):
+            request["arrival_s"] = _number(request["arrival_s"]) - queued[number]
         yield number, request
-
-
-def _difference(path: str, number: int, start_s: Any, queued_s: Any) -> float:
-    for name, value in (("start_times", start_s), ("queue_times", queued_s)):
-        if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) <= LATEST_S:
-            raise bad(path, f"request {number}", f"{name} holds {quoted(value)}", "seconds")
-    return float(start_s - queued_s)

@@ -27,7 +27,7 @@ from pdvsim.sim.core import ENDLESS, Chain, DrawnStreams, Request
 from pdvsim.sim.limits import MAX_OUTPUT_TOKENS, MAX_TOKENS
 from pdvsim.sim.workload import datasets
 from pdvsim.sim.workload.acceptance import Streams, copied
-from pdvsim.sim.workload.conversations import Growth, after_prefix, hashed_chain, own_text, recorded, session_chain
+from pdvsim.sim.workload.conversations import Growth, after_prefix, hashed_chain, own_text, session_chain
 from pdvsim.sim.workload.datasets import Lengths, Trace
 from pdvsim.sim.workload.options import BY_SEED, LENGTHS, PEAK, TRACES, Acceptance, Traffic
 
@@ -62,7 +62,7 @@ def make_requests(traffic: Traffic, acceptance: Acceptance) -> list[Request]:
 
 
 class Workload:
-    """The same requests as an iterator, sampled in chunks: served ones can be dropped.
+    """The requests as an iterator, sampled in chunks: served ones can be dropped.
 
     Only a file of lengths and a replayed trace are held in memory.
     """
@@ -79,9 +79,7 @@ class Workload:
         self._rates = None if trace is None or given else trace.acceptance
         self._hashes = None if trace is None else trace.hashes
         self._span = 1 + max(map(max, self._hashes)) if self._hashes else 0
-        self._talk = None
-        if trace is not None and trace.turns is not None and trace.sessions is not None:
-            self._talk = recorded(trace.sessions, trace.turns, trace.lengths)
+        self._talk = None if trace is None else trace.talk()
         _check_shared(traffic, trace)
         self._table = None if trace is None else trace.lengths
         self._replay = self._order = self._sessions = None
@@ -113,13 +111,13 @@ class Workload:
                 for column, default in ((chunk.sessions, -1), (chunk.turns, 0), (chunk.rows, -1))
             )
             lengths, prompts = chunk.lengths.tolist(), chunk.lengths[:, 0].tolist()
-            together = DrawnStreams(self._runs(streams, chunk), prompts)
+            drawn = DrawnStreams(self._runs(streams, chunk), prompts)
             for place, ((prompt, output), runs, session, turn, row) in enumerate(
-                zip(lengths, together.runs, *columns, strict=True)
+                zip(lengths, drawn.runs, *columns, strict=True)
             ):
                 later = turn > 0 and not replays
                 arrival_s = 0.0 if later else next(arrivals)
-                request = Request(next(numbers), arrival_s, prompt, output, runs, drawn=together, place=place)
+                request = Request(next(numbers), arrival_s, prompt, output, runs, drawn=drawn, place=place)
                 if shares:
                     if several > 1 and not later:
                         prefix = int(prefixes.integers(several))

@@ -75,9 +75,9 @@ def cut(trace: Trace, rows: NDArray[np.int64]) -> TraceWindows:
     """The windows of some rows of a trace."""
     rows = rows[np.argsort(trace.arrival_s[rows], kind="stable")]
     whole = _window(trace, rows)
-    starts_s = _starts(trace, rows)
+    starts_s, mean_talk_s = _starts(trace, rows)
     span_s = float(np.ptp(starts_s)) if len(rows) else 0.0
-    least_s = TALKS * _mean_talk_s(trace, rows)
+    least_s = TALKS * mean_talk_s
     number, most = np.zeros(len(rows), dtype=np.int64), len(rows)
     for nominal_s in WINDOWS_S if most > WINDOW_REQUESTS else ():
         count = max(1, round(span_s / nominal_s))  # equal parts: none is incomplete
@@ -97,23 +97,15 @@ def _window(trace: Trace, rows: NDArray[np.int64]) -> TraceWindow:
     return TraceWindow(rows, float(times_s[0]), float(np.ptp(times_s))) if len(rows) else TraceWindow(rows, 0.0, 0.0)
 
 
-def _starts(trace: Trace, rows: NDArray[np.int64]) -> NDArray[np.float64]:
-    """Return when each request, or its conversation, starts; rows are by arrival."""
+def _starts(trace: Trace, rows: NDArray[np.int64]) -> tuple[NDArray[np.float64], float]:
+    """When each request, or its conversation, starts, and how long one lasts on average; rows are by arrival."""
     times_s = trace.arrival_s[rows]
-    if trace.turns is None or trace.sessions is None:
-        return times_s
-    first: dict[str, float] = {}
-    sessions = trace.sessions
-    return np.array([first.setdefault(sessions[row], at) for row, at in zip(rows.tolist(), times_s, strict=True)])
-
-
-def _mean_talk_s(trace: Trace, rows: NDArray[np.int64]) -> float:
-    """Mean time from the first to the last turn of a conversation."""
     if trace.turns is None or trace.sessions is None or not len(rows):
-        return 0.0
-    last = {trace.sessions[row]: at for row, at in zip(rows.tolist(), trace.arrival_s[rows], strict=True)}
-    starts = {trace.sessions[row]: at for row, at in zip(rows.tolist(), _starts(trace, rows), strict=True)}
-    return float(np.mean([last[session] - starts[session] for session in last]))
+        return times_s, 0.0
+    _, first, talk = np.unique(trace.sessions[rows], return_index=True, return_inverse=True)
+    last = np.zeros(len(first), dtype=np.int64)
+    np.maximum.at(last, talk, np.arange(len(rows)))
+    return times_s[first][talk], float(np.mean(times_s[last] - times_s[first]))
 
 
 def time_unit(seconds: float) -> tuple[float, str]:

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from pdvsim.bench.stats import interval, over_replications
 from pdvsim.sim.config import Experiment, Hardware, Scoring, Traffic
-from pdvsim.sim.metrics.sketch import Exact
+from pdvsim.sim.metrics.sketch import Spread
 from pdvsim.sim.metrics.summary import summarise
 from pdvsim.sim.run import simulate
 
@@ -44,7 +44,7 @@ def test_two_hundred_intervals_of_a_tail_cover_it(
     rng = np.random.default_rng(7)
     tails, errors = np.empty(RUNS), np.empty(RUNS)
     for run in range(RUNS):
-        spread = Exact()
+        spread = Spread()
         spread.add(draw(rng))
         [tails[run]], [errors[run]] = spread.percentiles([rank]), spread.standard_errors([rank], spread.count)
     truth = tails.mean()
@@ -94,7 +94,7 @@ def test_runs_of_a_server_are_covered_by_three_each() -> None:
 
 def test_the_standard_error_of_a_percentile_by_hand() -> None:
     """0 to 400: the median's rank is off by 2 * 2.5%, which is the values 180 and 220; a quarter of the distance."""
-    spread = Exact()
+    spread = Spread()
     spread.add(np.arange(401.0))
     assert spread.standard_errors([50.0], 400) == pytest.approx([10.0])
     low = 99 - 2 * 100 * np.sqrt(0.0099 / 100)  # its upper end is the largest value

@@ -196,7 +196,7 @@ def test_a_correction_names_its_engine(
         assert Hardware(card, machine=out, engine=engine) == Hardware(card, machine=out)
     run = ["run", "--arch", "autoregressive", "--model", TARGET, "--num-prompts", "4", "--machine", out]
     assert f"--engine vllm: --machine {out} was fitted for sglang" in refused([*run, "--engine", "vllm"])
-    assert "--engine sglang: leave out --profile" in refused([*run, "--profile", "roofline"])
+    assert "--profile has no effect here: it belongs to --engine pdvsim" in refused([*run, "--profile", "roofline"])
     assert main([*run, "--no-band", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["profile"] == "h200-sglang"
 

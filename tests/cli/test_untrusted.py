@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from resultdirs import asked, edited_sweep
 
 from pdvsim.cli import main
 from pdvsim.common.files import sealed
@@ -42,9 +43,9 @@ def files(results: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     """Files of every kind that names an architecture, each naming the policy; none has been run."""
     monkeypatch.chdir(tmp_path)
     shutil.copytree(results, tmp_path, dirs_exist_ok=True)
-    for name in ("run.json", "sweep/sweep.json"):
-        document = json.loads(Path(name).read_text().replace('"pdv"', json.dumps(ARCH)))
-        Path(name).write_text(json.dumps(sealed(document)))
+    document = json.loads(Path("run.json").read_text().replace('"pdv"', json.dumps(ARCH)))
+    Path("run.json").write_text(json.dumps(sealed(document)))
+    edited_sweep(Path("sweep"), **json.loads(json.dumps(asked(Path("sweep"))).replace('"pdv"', json.dumps(ARCH))))
     Path("runs.jsonl").write_text(json.dumps(RUN) + "\n")
     Path("flags.toml").write_text(f'arch = ["{ARCH}"]\nnum_prompts = 4\n')
     Path("evil.py").write_text(POLICY)

@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 
-from pdvsim.bench.output import save
+from pdvsim.bench.output import OLD_S, check_file, save
 from pdvsim.cli import main
-from pdvsim.common.files import TEMPORARY, check_writable, whole, write_all, write_whole
+from pdvsim.common.files import TEMPORARY, check_writable, unbroken, whole, write_all, write_whole
 
 ROOT = Path(__file__).parents[2]
 ROOMS = ("pdvsim", "sim", "profiler", "realrun", "calibration")
@@ -54,6 +54,26 @@ def test_ctrl_c_while_a_place_is_tried_leaves_nothing(tmp_path: Path, monkeypatc
     with pytest.raises(KeyboardInterrupt):
         check_writable(tmp_path / "new")
     assert not list(tmp_path.iterdir())
+
+
+def test_what_a_killed_process_left_goes_at_the_next_start(tmp_path: Path) -> None:
+    for name, age_s in (("old", 2 * OLD_S), ("young", 0.0)):
+        path = tmp_path / TEMPORARY.replace("*", name)
+        path.touch()
+        os.utime(path, (path.stat().st_mtime - age_s,) * 2)
+    check_file(tmp_path / "x")
+    assert [path.name for path in tmp_path.iterdir()] == [TEMPORARY.replace("*", "young")]
+
+
+def test_one_seed_gives_the_same_bytes_on_another_day(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    documents = []
+    for date in ("20260101-000000", "20260102-000000"):
+        monkeypatch.setattr("pdvsim.bench.output.now", lambda date=date: date)
+        assert main([*RUN, "-o", str(tmp_path / "r.json"), "--overwrite"]) == 0
+        documents.append(json.loads((tmp_path / "r.json").read_text()))
+        assert unbroken(documents[-1])
+    one, other = documents
+    assert {name for name in one if one[name] != other[name]} <= {"date"}
 
 
 def test_a_link_is_followed_and_stays(tmp_path: Path) -> None:

@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-from itertools import combinations
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from matplotlib.text import Text
 
 from pdvsim.bench.results import load
-from pdvsim.bench.stats import Interval
 from pdvsim.cli import main
 from pdvsim.decide.error import lead_error
-from pdvsim.decide.frontier import Frontier, FrontierPoint, find_frontier, frontier_figure, leads, pareto
+from pdvsim.decide.frontier import Frontier, find_frontier, frontier_figure, leads, pareto
 from pdvsim.decide.race import exceeds
 from pdvsim.sim.config import Experiment
 
@@ -80,35 +76,13 @@ def test_figures_and_verdicts_are_those_of_the_runs(frontier: Frontier) -> None:
 
 
 def test_the_picture_has_a_marker_a_point_and_the_level(frontier: Frontier) -> None:
-    (axes,) = frontier_figure(
-        frontier, [{"traffic": {}, "server": {}, "acceptance": {}, "scoring": {"goodput": ["ttft:30"]}}]
-    ).axes
-    assert len(axes.containers) == len(frontier.points)
-    labels = sorted(text for label in axes.texts for text in label.get_text().split("; "))
-    assert labels == ["1024", "1024", "128", "128"]
-    assert [line for line in axes.lines if line.get_linestyle() == "--" and set(line.get_xdata()) == {30.0}]
-
-
-def test_no_label_hides_another_or_a_marker(frontier: Frontier) -> None:
-    """Twelve points where labels at one place would lie on each other: a few pixels apart, in two clusters."""
-    points = [
-        FrontierPoint(
-            arch, (chunk,), Interval(x + 0.2 * at, 0.1, 5), Interval(y - 0.05 * at, 0.1, 5), "not significant"
-        )
-        for arch, x, y in (("pd", 20.0, 9.0), ("colocated", 21.0, 8.8))
-        for at, chunk in enumerate((256, 512, 1024, 2048, 4096, 8192))
-    ]
-    far = FrontierPoint("autoregressive", (128,), Interval(60.0, 1.0, 5), Interval(3.0, 0.1, 5), "frontier")
-    figure = frontier_figure(replace(frontier, points=[*points, far]))
-    figure.draw_without_rendering()
+    config = {"traffic": {}, "server": {}, "acceptance": {}, "scoring": {"goodput": ["ttft:30"]}}
+    figure = frontier_figure(frontier, [config])
     (axes,) = figure.axes
-    boxes = [Text.get_window_extent(label) for label in axes.texts]
-    assert len(boxes) == 13
-    assert not [1 for a, b in combinations(boxes, 2) if a.overlaps(b)]
-    markers = axes.transData.transform([(p.x.mean, p.y.mean) for p in (*points, far)])
-    assert not [1 for box in boxes for x, y in markers if box.contains(x, y)]
-    frame = axes.get_window_extent()
-    assert all(frame.contains(*corner) for box in boxes for corner in ((box.x0, box.y0), (box.x1, box.y1)))
+    assert len(axes.containers) == len(frontier.points)
+    named = [text.get_text() for text in figure.legends[0].get_texts()]
+    assert named == ["frontier", *(point.name for point in frontier.shown)]
+    assert [line for line in axes.lines if line.get_linestyle() == "--" and set(line.get_xdata()) == {30.0}]
 
 
 def test_the_command_prints_and_draws_who_keeps_up(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -141,10 +141,13 @@ def test_a_budget_that_runs_out_is_counted_by_turns() -> None:
 def test_flips_tune_the_drafts_again_where_they_look() -> None:
     """Also of a choice that drafts nothing at the load asked about; but not what the user gave."""
     undrafted = replace(LOAD, server=Server(num_speculative_tokens=0))
-    search = Search(Goal("e2el"), Space())
-    who = Rivalry(undrafted, (), search, 5, 1)
+    search = Search(Goal("e2el"), Space(("colocated",)))
+    who = Rivalry(undrafted, (), search, 5)
     for acceptance, drafts in ((0.0, {0}), (0.95, {4, 5, 6, 7, 8})):
         assert who.placed(at_acceptance(undrafted, acceptance)).server.num_speculative_tokens in drafts
+    plain_too = replace(who, search=replace(search, space=Space(("autoregressive", "colocated"))))
+    here = at_acceptance(replace(undrafted, arch="colocated"), 0.0)
+    assert plain_too.placed(here).server.num_speculative_tokens == 1  # 0 is the other's
     given = replace(who, search=replace(search, space=Space(draft_lengths=(3,))))
     mine = replace(LOAD, server=Server(num_speculative_tokens=3))
     assert given.placed(at_rate(mine, 5.0)).server.num_speculative_tokens == 3

@@ -66,19 +66,20 @@ def test_drafts_of_four_that_all_fail_lose_and_that_all_pass_win() -> None:
     assert len([patch for patch in map_figure(masked).axes[0].patches if patch.get_hatch()]) == unsure >= 2
 
 
-def test_nobody_loses_for_drafts_that_need_not_be() -> None:
-    """At its own best colocated batching drafts nothing where drafts fail, and is plain decoding; else it wins."""
+def test_without_drafts_colocated_batching_is_plain_decoding_and_not_tuned_apart() -> None:
+    """One server is one candidate: where drafts fail plain decoding wins, where they are accepted drafting does."""
     archs: tuple[Arch, ...] = ("autoregressive", "colocated")
     answer = drawn(grid(archs, 0.0, 1.0, concurrency=(4,), space=Space(archs, controllers=("fixed",), own=False)))
     fails, passes = answer.cells
-    assert fails.settings["colocated"].server.num_speculative_tokens == 0
-    assert not fails.sure
-    assert fails.contest.margin < 0.01
+    assert fails.settings["colocated"].server.num_speculative_tokens == 1
+    assert (fails.winner, fails.sure) == ("autoregressive", True)
     assert passes.settings["colocated"].server.num_speculative_tokens > 4
     assert (passes.winner, passes.sure) == ("colocated", True)
     k = passes.settings["colocated"].server.num_speculative_tokens
     shown = answer.points.groupby(["place", "arch"])["settings"].unique()
     assert shown[1.0, "colocated"].tolist() == [f"k={k}, batch 128, chunk 2048"]
+    alone = Space(("colocated",), controllers=("fixed",), own=False)
+    assert 0 in alone.lengths(fails.settings["colocated"])  # nobody else decodes plainly
 
 
 def test_an_architecture_against_itself_is_masked_everywhere() -> None:
@@ -87,6 +88,8 @@ def test_an_architecture_against_itself_is_masked_everywhere() -> None:
     assert len(answer.cells) == 2
     assert not any(cell.sure for cell in answer.cells)
     assert all(cell.contest is not None and cell.contest.margin == 0 for cell in answer.cells)
+    assert "tie: pdv" in str(answer)
+    assert "= pdv-hybrid" in str(answer)
 
 
 def test_where_nobody_keeps_up_nobody_wins() -> None:

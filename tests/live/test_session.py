@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import math
-import time
 from dataclasses import replace
-from multiprocessing.connection import Connection
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
-from pdvsim.live.gauge import KEPT_S, SLOT_S, grows
+from pdvsim.bench.sweep import flatten
+from pdvsim.live.gauge import KEPT_S, Gauge, Window, grows
 from pdvsim.live.knobs import BURST, Action, Knobs, Setup
-from pdvsim.live.pace import MOST_UNREAD, Feed, Pacer
-from pdvsim.live.parts import lines
+from pdvsim.live.page import Dashboard
+from pdvsim.live.parts import table
 from pdvsim.live.session import Session, replay
 from pdvsim.sim.config import Experiment, Hardware, Scoring, Server, Traffic
 from pdvsim.sim.metrics.summary import summarise
@@ -63,9 +61,10 @@ def test_a_session_is_a_function_of_its_tape() -> None:
     assert len(sessions[0].actions) == 4
     replayed = replay(setup, sessions[0].actions, 6.0)
     for session in sessions:
-        for (_, gauge), result in zip(session.gauged(), replayed, strict=True):
-            assert gauge.total_tokens == result.deliveries["tokens"][result.deliveries["time_s"] <= 6.0].sum()
-            assert gauge.total_finished == (result.requests["finish_s"] <= 6.0).sum()
+        for window, result in zip(session.windows(KEPT_S), replayed, strict=True):
+            shown, made = window.deliveries, rows_of(result.deliveries, result.deliveries["time_s"] <= 6.0)
+            assert all(shown[name].tolist() == made[name].tolist() for name in ("time_s", "tokens"))
+            assert (window.requests["finish_s"] >= 0).sum() == (result.requests["finish_s"] <= 6.0).sum()
     arrivals = [result.requests["prompt_tokens"] for result in replayed]
     assert all(np.array_equal(arrivals[0], other) for other in arrivals)  # the same requests everywhere
     for result in replayed:
@@ -91,40 +90,46 @@ def test_figures_are_the_metrics_of_the_run(hardware: Hardware) -> None:
     session.advance(3.0)
     session.change(replace(session.knobs, request_rate=1e-6))  # the last arrivals
     session.advance(20.0)
-    [figures], [result] = session.figures(KEPT_S), replay(setup, session.actions, 20.0)
-    metrics = summarise(result)
-    assert figures["total_finished"] == metrics["completed"] > 40
-    assert figures["tokens_per_s"] * 20.0 == pytest.approx(metrics["total_output_tokens"])
-    assert figures["goodput_per_s"] * 20.0 == pytest.approx(metrics["request_goodput"] * metrics["duration"])
+    [window], [result] = session.windows(KEPT_S), replay(setup, session.actions, 20.0)
+    figures, metrics = window.metrics, flatten(summarise(result))
+    assert figures["request_throughput"] * 20.0 == pytest.approx(metrics["completed"])
+    assert metrics["completed"] > 40
+    for name in ("output_throughput", "request_goodput"):
+        assert figures[name] * 20.0 == pytest.approx(metrics[name] * metrics["duration"])
     assert figures["attainment"] == pytest.approx(metrics["request_goodput"] / metrics["request_throughput"])
-    assert 100 * figures["acceptance"] == pytest.approx(metrics["spec_decode_judged_acceptance_rate"])
-    assert figures["kinds"] == {kind: pytest.approx(figure) for kind, figure in metrics["kinds"].items()}
-    for lane, figure in metrics["lanes"].items():
-        for name in ("utilisation", "bandwidth_share"):
-            assert figures["lanes"][lane][name] * 20.0 == pytest.approx(figure[name] * metrics["duration"])
-    for name, marks in figures["marks_ms"].items():
-        exact = [metrics[f"{mark}_{name}_ms"] for mark in ("median", "p95", "p99")]
-        assert marks == pytest.approx(exact, rel=0.01 if name == "itl" else 1e-9)
+    alike = ["spec_decode_judged_acceptance_rate", *(name for name in metrics if name.startswith("kinds_"))]
+    alike += [f"{mark}_{name}_ms" for mark in ("median", "p95", "p99") for name in ("ttft", "tpot", "itl", "e2el")]
+    assert {name: figures[name] for name in alike} == pytest.approx({name: metrics[name] for name in alike})
+    for name in metrics:
+        if name.endswith(("_utilisation", "_bandwidth_share")):
+            assert figures[name] * 20.0 == pytest.approx(metrics[name] * metrics["duration"])
     assert figures["in_system"] == 0
 
 
 def test_figures_of_a_window_are_of_what_happened_in_it() -> None:
     session = Session(Setup(("pdv",), BASE))
     session.advance(8.0)
-    [figures], [result] = session.figures(2.0), replay(session.setup, [], 8.0)
-    requests, deliveries = result.requests, result.deliveries
+    [window], [result] = session.windows(2.0), replay(session.setup, [], 8.0)
+    figures, requests, deliveries = window.metrics, result.requests, result.deliveries
 
     def inside(times_s: Any) -> Any:
         return (times_s > 6.0) & (times_s <= 8.0)
 
-    assert figures["tokens_per_s"] * 2.0 == pytest.approx(deliveries["tokens"][inside(deliveries["time_s"])].sum())
-    assert figures["requests_per_s"] * 2.0 == pytest.approx(inside(requests["finish_s"]).sum())
+    assert figures["output_throughput"] * 2.0 == pytest.approx(deliveries["tokens"][inside(deliveries["time_s"])].sum())
+    assert figures["request_throughput"] * 2.0 == pytest.approx(inside(requests["finish_s"]).sum())
     ttft_s = (requests["first_token_s"] - requests["arrival_s"])[inside(requests["first_token_s"])]
-    assert figures["marks_ms"]["ttft"] == pytest.approx(1e3 * np.percentile(ttft_s, (50, 95, 99)))
+    shown = [figures[f"{mark}_ttft_ms"] for mark in ("median", "p95", "p99")]
+    assert shown == pytest.approx(1e3 * np.percentile(ttft_s, (50, 95, 99)))
     assert figures["in_system"] == ((requests["arrival_s"] <= 8.0) & (requests["finish_s"] > 8.0)).sum()
-    assert 7.8 < figures["strip"]["end_s"].min() <= figures["strip"]["end_s"].max() <= 8.0
-    empty = Session(session.setup).figures(10.0)[0]
-    assert all(math.isnan(mark) for marks in empty["marks_ms"].values() for mark in marks)
+    assert window.series["in_flight"][-1] == pytest.approx(figures["in_system"], abs=2)
+    [empty] = Session(session.setup).windows(10.0)
+    assert all(math.isnan(value) for name, value in empty.metrics.items() if name.endswith("_ms"))
+
+
+def rows(windows: list[Window]) -> dict[str, list[str]]:
+    """The table of the page: the values of each metric."""
+    heads = [(str(at), "") for at in range(len(windows))]
+    return {name: [cell[0] for cell in cells] for name, _, cells in table(heads, windows)["rows"]}
 
 
 def test_hits_in_the_prefix_cache_show() -> None:
@@ -132,13 +137,13 @@ def test_hits_in_the_prefix_cache_show() -> None:
     shared = Traffic("random", request_rate=20.0, prefix_len=160, input_len=80, output_len=16, seed=3)
     session = Session(Setup(("colocated",), replace(BASE, traffic=shared)))
     session.advance(4.0)
-    [figures] = session.figures(10.0)
-    count = figures["total_finished"]
-    assert figures["hit_rate"] == pytest.approx((count - 1) * 160 / (count * 240))
-    assert "prefix cache hits (%)" in {line.name for line in lines([figures])}
+    [window] = session.windows(10.0)
+    count = (window.requests["finish_s"] >= 0).sum()
+    assert window.metrics["prefix_cache_hit_rate"] == pytest.approx(100 * (count - 1) * 160 / (count * 240))
+    assert "Prompt tokens cached (%)" in rows([window])
     plain = Session(Setup(("colocated",), BASE))
     plain.advance(4.0)
-    assert "prefix cache hits (%)" not in {line.name for line in lines(plain.figures(10.0))}
+    assert "Prompt tokens cached (%)" not in rows(plain.windows(10.0))
 
 
 TALKS = Traffic(
@@ -167,13 +172,13 @@ def test_conversations_show_who_uses_the_kv_cache() -> None:
     session.advance(6.0)
     session.change(replace(session.knobs, request_rate=16.0))  # a new sample: its conversations are new as well
     session.advance(12.0)
-    for figures in session.figures(5.0):
-        shown = {line.name: line.values for line in lines([figures])}
-        shares = [shown[f"KV {words} (%)"][0] for words in ("shared by requests", "of one request")]
-        assert sum(shares) == pytest.approx(100 * figures["kv_share"])
-        assert sum(shares) + shown["KV cached, unused (%)"][0] == pytest.approx(100, abs=3)
-        assert shown["evicted blocks"][0] > 0
-        assert 0 < figures["hit_rate"] < endless
+    for window in session.windows(5.0):
+        figures = window.metrics
+        used = sum(figures[f"KV {words} (%)"] for words in ("shared by requests", "of one request"))
+        assert used == pytest.approx(100 * figures["kv_share"])
+        assert used + figures["KV cached, unused (%)"] == pytest.approx(100, abs=3)
+        assert figures["evicted blocks"] > 0
+        assert 0 < figures["prefix_cache_hit_rate"] < 100 * endless
 
 
 def test_a_burst_has_texts_of_its_own() -> None:
@@ -187,28 +192,28 @@ def test_a_burst_has_texts_of_its_own() -> None:
 def test_a_burst_and_another_acceptance_show() -> None:
     session = Session(Setup(("pdv", "colocated"), BASE))
     session.advance(5.0)
-    before = [figures["in_system"] for figures in session.figures(5.0)]
+    before = [window.metrics["in_system"] for window in session.windows(5.0)]
     session.burst()
     session.advance(5.02)
-    after = [figures["in_system"] for figures in session.figures(5.0)]
+    after = [window.metrics["in_system"] for window in session.windows(5.0)]
     assert all(b + BURST - 5 <= a <= b + BURST + 5 for b, a in zip(before, after, strict=True))
-    session.advance(8.0)
-    assert session.figures(8.0)[0]["acceptance"] == pytest.approx(0.6, abs=0.03)
-    session.change(replace(session.knobs, acceptance_rate=0.3))
-    session.advance(24.0)
-    for figures in session.figures(8.0):
-        assert figures["acceptance"] == pytest.approx(0.3, abs=0.03)
+    for acceptance, until_s in ((0.6, 8.0), (0.3, 24.0)):
+        session.change(replace(session.knobs, acceptance_rate=acceptance))
+        session.advance(until_s)
+        for window in session.windows(8.0):
+            judged = window.metrics["spec_decode_judged_acceptance_rate"]
+            assert judged == pytest.approx(100 * acceptance, abs=3)
+            assert np.nanmean(window.series["acceptance"]) == pytest.approx(judged, abs=3)
 
 
 def test_what_is_kept_does_not_grow() -> None:
     session = Session(Setup(("colocated",), replace(BASE, traffic=replace(BASE.traffic, request_rate=4.0))))
     session.advance(KEPT_S + 20)
-    [(station, gauge)] = session.gauged()
-    assert len(gauge.slots) <= KEPT_S / SLOT_S + 2
+    [station] = session.stations
+    assert isinstance(station.reader, Gauge)
+    assert station.reader.recent[0].end_s > 20
     assert len(station.log.deliveries) == len(station.log.launches) == 0
-    assert len(gauge._inside) == len(station.client.inside) < 50
-    assert set(gauge._chunks._open["request"]) <= set(gauge._inside)
-    assert set(gauge._unanswered) <= set(gauge._inside)
+    assert len(station.reader.inside) == len(station.client.inside) < 50
 
 
 @pytest.mark.parametrize(
@@ -234,38 +239,15 @@ def test_a_refused_turn_changes_nothing() -> None:
     session.advance(1.0)
 
 
-def test_turns_of_two_controls_before_an_update_are_both_in_force() -> None:
-    """As of two browsers, or of one and a busy machine: none is of settings that the other has changed."""
-    pacer = Pacer(Setup(("pdv",), BASE), speed=1.0, window_s=10.0)
-    for turn in ({"request_rate": 9.0}, {"input_len": 10**7}, {"burstiness": 2.0}):
-        pacer.execute("turn", turn)
-        assert bool(pacer.refusal) == ("input_len" in turn)
-    assert pacer.shown().knobs == replace(Knobs.of(BASE), request_rate=9.0, burstiness=2.0)
-
-
-def deaf(pipe: Connection) -> None:
-    """A session that begins and then reads nothing."""
-    pipe.send(SimpleNamespace(orders=0))
-    time.sleep(600)
-
-
-def test_orders_to_a_session_that_reads_nothing_do_not_wait() -> None:
-    feed = Feed(deaf)
-    for _ in range(2000):
-        feed.order("turn", {"request_rate": 8.0})
-    assert feed.ordered == MOST_UNREAD
-    feed.close()
-
-
-def silent(pipe: Connection) -> None:
-    """A session that never begins."""
-    time.sleep(600)
-
-
-def test_a_session_that_never_begins_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("pdvsim.live.pace.START_S", 0.1)
-    with pytest.raises(ValueError, match=r"0\.1 s"):
-        Feed(silent)
+def test_a_page_changes_one_setting_and_refuses_what_cannot_be() -> None:
+    show = Dashboard(Setup(("pdv",), BASE), 1.0, lambda *_: "", "")
+    for what, value in (("request_rate", 9.0), ("input_len", "10000000"), ("burstiness", 2.0)):
+        show.execute(what, value)
+        assert bool(show.refusal) == (what == "input_len")
+    assert show.pacer.session.knobs == replace(Knobs.of(BASE), request_rate=9.0, burstiness=2.0)
+    for what, value in (("request_rate", 1e9), ("window", "1 s"), ("__class__", None)):
+        with pytest.raises((ValueError, LookupError)):
+            show.execute(what, value)
 
 
 @pytest.mark.parametrize(
@@ -279,4 +261,4 @@ def test_a_session_that_never_begins_is_not_waited_for(monkeypatch: pytest.Monke
     ],
 )
 def test_a_queue_that_keeps_growing_is_an_overload(waiting: list[int], says: bool) -> None:
-    assert grows(waiting, 100) is says
+    assert grows(np.array(waiting), 100) is says

@@ -7,8 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from pdvsim.profiler.grid import labelled
+from pdvsim.profiler.header import SCHEMA
 from pdvsim.profiler.options import Options
-from pdvsim.profiler.parts import SCHEMA, Part
+from pdvsim.profiler.samples import Part, Recorder
 from pdvsim.realrun.engine.arch import ModelArchitecture
 from pdvsim.sim.models.presets import model
 from pdvsim.sim.models.specs import ModelSpec
@@ -45,9 +46,10 @@ def part_header(name: str, **changes: Any) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def written_parts(folder: Path) -> list[Path]:
-    """A model's solo part and a pair's part, with times a card could have needed."""
-    solo = Part(folder / "llama-2-7b.parquet", part_header("llama-2-7b"))
+def recorded(folder: Path) -> dict[str, Part]:
+    """Samples of a model and of a pair, with times a card could have needed, in a folder."""
+    recorder, pair = Recorder(folder), "tinyllama-1.1b:llama-2-7b"
+    solo, both = (recorder.part(part_header(name)) for name in ("llama-2-7b", pair))
     for point, seconds in zip(map(labelled, SOLO), (4e-3, 1e-2, 3.4e-3), strict=True):
         for repeat in range(3):
             solo.add(
@@ -55,8 +57,6 @@ def written_parts(folder: Path) -> list[Path]:
                 bucket_chunk=point.chunk_tokens, context_total=point.rows * 500, repeat=repeat,
                 seconds=seconds * (1 + 0.01 * repeat),
             )  # fmt: skip
-    pair = "tinyllama-1.1b:llama-2-7b"
-    both = Part(folder / "pair.parquet", part_header(pair))
     for member, (name, point) in enumerate(
         (("tinyllama-1.1b", labelled("draft 8x1@512 k=4")), ("llama-2-7b", labelled("verify 8x5@512")))
     ):
@@ -68,6 +68,5 @@ def written_parts(folder: Path) -> list[Path]:
                 seconds=0.0055, start_s=start, end_s=start + 0.0055,
             )  # fmt: skip
             both.add(section="host", **shared, what="launch_idle", repeat=repeat, seconds=4e-5)
-    for part in (solo, both):
-        part.save()
-    return [solo.path, both.path]
+    recorder.save()
+    return recorder.parts

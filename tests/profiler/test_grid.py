@@ -43,7 +43,7 @@ def test_any_cut_is_balanced(drafts: bool, seed: int) -> None:
 @pytest.mark.parametrize("name", MODELS)
 def test_pages_fit_into_memory_and_every_point_into_a_slot(name: str) -> None:
     spec, memory = MODELS[name], 132e9
-    assert spec.weight_bytes + rig.pages_that_fit(spec, memory) * PAGE * spec.kv_bytes_per_token <= memory
+    assert spec.weight_bytes + rig.pages_that_fit([spec], memory) * PAGE * spec.kv_bytes_per_token <= memory
     assert all(p.positions + HEADROOM <= rig.CAPACITY for p in ALL)
 
 

@@ -11,7 +11,7 @@ from small import options, tiny
 
 from pdvsim.profiler import layers
 from pdvsim.profiler.measure import Profiler
-from pdvsim.profiler.parts import Part, read
+from pdvsim.profiler.samples import load
 from pdvsim.realrun.engine.buckets import CHUNK_BUCKETS, ROW_BUCKETS, SMALL_TOKENS
 
 CPU = torch.device("cpu")
@@ -29,11 +29,11 @@ def test_every_forward_of_rows_and_prompts_has_its_size_among_them() -> None:
 def test_sizes_that_are_known_are_not_measured_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(layers, "sizes", lambda: [40, 64, 100])
     profiler, arch = Profiler(options(tmp_path, quick=False), tiny, lambda text: None), tiny("tiny-a")
-    part = Part.resume(tmp_path / "tiny-a.parquet", profiler.header("tiny-a", [arch]))
-    profiler._layers(part, arch)
+    profiler._layers(profiler.recorder.part(profiler.header("tiny-a", [arch])), arch)
     monkeypatch.setattr(layers, "sizes", lambda: [40, 64, 100, 128])
-    profiler._layers(Part.resume(part.path, part.header), arch)
-    columns, _ = read(tmp_path / "tiny-a.parquet")
+    again = Profiler(options(tmp_path, quick=False), tiny, lambda text: None)
+    again._layers(again.recorder.part(again.header("tiny-a", [arch])), arch)
+    columns = load(tmp_path).frame
     assert sorted(columns["chunk_tokens"].tolist()) == [40, 64, 100, 128]
     assert set(columns["section"]) == {"layers"}
     assert (columns["seconds"] > 0).all()

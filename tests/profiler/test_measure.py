@@ -13,15 +13,13 @@ import numpy as np
 import nvml
 import pytest
 import torch
-from refusals import one_line
 from small import options, tiny
 
 from pdvsim.profiler import corun, grid, heat, hostcost, measure, provenance, rig
 from pdvsim.profiler.header import Reading
 from pdvsim.profiler.measure import Profiler
-from pdvsim.profiler.parts import POINT, Part, read
 from pdvsim.profiler.rig import Launcher, Rig
-from pdvsim.profiler.samples import merge
+from pdvsim.profiler.samples import HEADER, POINT, SAMPLES, load
 from pdvsim.realrun.engine.arch import ModelArchitecture, headed
 from pdvsim.sim.models.presets import drafter
 from pdvsim.sim.models.specs import HeadSpec
@@ -43,30 +41,29 @@ def few_repeats() -> Iterator[None]:
         patch.setattr(corun, "QUICK", two)
         patch.setattr(hostcost, "WARM_UP", 0)
         patch.setattr(rig, "MAX_SLOTS", 136)
-        for module in (rig, corun):
-            patch.setattr(module, "usable_bytes", lambda device: 30e6)
+        patch.setattr(rig, "usable_bytes", lambda device: 30e6)
         yield
 
 
 @pytest.fixture(scope="module")
-def parts(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("parts")
+def measured(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("measured")
     Profiler(options(folder, pairs=(PAIR,)), tiny, quiet).run()
     return folder
 
 
 @pytest.fixture(scope="module")
 def bed() -> Rig:
-    return Rig(tiny("tiny-a"), CPU, seed=1)
+    return Rig([tiny("tiny-a")], CPU, seed=1)
 
 
-def measured(path: Path) -> Counter[tuple[object, ...]]:
-    columns, _ = read(path)
+def launches(folder: Path) -> Counter[tuple[object, ...]]:
+    columns = load(folder).frame
     return Counter(zip(*(columns[name].tolist() for name in (*POINT, "repeat")), strict=True))
 
 
-def test_everything_asked_for_is_measured_and_merged(parts: Path, tmp_path: Path) -> None:
-    samples = merge(parts.glob("*.parquet"), tmp_path)
+def test_everything_asked_for_is_measured(measured: Path) -> None:
+    samples = load(measured)
     frame, header = samples.frame, samples.header
     solo = frame[frame["section"] == "solo"]
     assert len(solo.groupby(list(POINT), observed=True)) == len(grid.design(drafts=True)[0])
@@ -92,57 +89,51 @@ def test_everything_asked_for_is_measured_and_merged(parts: Path, tmp_path: Path
         assert len(alone.merge(rows[keys].head(1), on=keys)), "each member was also timed alone on its lane"
 
 
-def test_a_second_run_measures_nothing_again(parts: Path) -> None:
-    before = {path: path.read_bytes() for path in parts.glob("*.parquet")}
+def test_a_second_run_measures_nothing_again(measured: Path) -> None:
+    before = (measured / SAMPLES).read_bytes()
     messages: list[str] = []
-    Profiler(options(parts), tiny, messages.append).run()
+    Profiler(options(measured), tiny, messages.append).run()
     assert messages == []
-    assert {path: path.read_bytes() for path in parts.glob("*.parquet")} == before
+    assert (measured / SAMPLES).read_bytes() == before
 
 
 def test_a_run_that_ends_early_is_resumed_where_it_stopped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Killed, it leaves its file as it is at that moment; Ctrl-C keeps all that is finished."""
-    monkeypatch.setattr(measure, "SAVE_EVERY_S", 0.0)
+    """Killed, it leaves its files as they are at that moment; Ctrl-C keeps all that is finished."""
+    monkeypatch.setattr("pdvsim.profiler.samples.SAVE_EVERY_S", 0.0)
     killed = tmp_path / "killed"
     killed.mkdir()
 
     def step(done: int) -> None:
         if done == 6:
-            shutil.copy(tmp_path / "tiny-a.parquet", killed)
+            for name in (SAMPLES, HEADER):
+                shutil.copy(tmp_path / name, killed)
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
         Profiler(options(tmp_path), tiny, quiet, step).run()
-    assert len({point[:-1] for point in measured(tmp_path / "tiny-a.parquet")}) == 6
-    before = measured(killed / "tiny-a.parquet")
+    assert len({point[:-1] for point in launches(tmp_path)}) == 6
+    before = launches(killed)
     assert len({point[:-1] for point in before}) == 5
     Profiler(options(killed), tiny, quiet).run()
-    after = measured(killed / "tiny-a.parquet")
+    after = launches(killed)
     assert before.items() <= after.items()
     assert max(after.values()) == 1
     assert len({point[:-1] for point in after}) == 17
-
-
-def test_another_card_is_not_resumed(parts: Path, tmp_path: Path) -> None:
-    _, header = read(parts / "tiny-a.parquet")
-    other = Part(tmp_path / "tiny-a.parquet", {**header, "device": {**header["device"], "name": "another"}})
-    other.save()
-    with one_line("tiny-a.parquet: device.name was another"):
-        Profiler(options(tmp_path), tiny, quiet).run()
 
 
 def test_a_budget_cuts_the_order_and_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Measured points are the first of the order, the others are named with the reason."""
     clock = iter(range(10**6))
     monkeypatch.setattr(measure, "monotonic", lambda: float(next(clock)))
-    profiler = Profiler(options(tmp_path, budget_s=20.0), tiny, quiet)
+    profiler = Profiler(options(tmp_path, budget_s=10.0), tiny, quiet)
     profiler.run()
-    columns, header = read(tmp_path / "tiny-a.parquet")
+    samples = load(tmp_path)
+    columns, [header] = samples.frame, samples.header.parts
     order = profiler.points(tiny("tiny-a"))
     done = list(dict.fromkeys(zip(*(columns[name].tolist() for name in POINT), strict=True)))
     assert 3 <= len(done) < len(order)
     assert [tuple(getattr(p, f) for f in POINT) for p in order[: len(done)]] == done
-    assert header["left_out"] == [{"label": p.label(), "reason": "budget of 20 s spent"} for p in order[len(done) :]]
+    assert header.left_out == [{"label": p.label(), "reason": "budget of 10 s spent"} for p in order[len(done) :]]
 
 
 def test_what_does_not_fit_or_fails_is_left_out_and_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -159,12 +150,13 @@ def test_what_does_not_fit_or_fails_is_left_out_and_named(tmp_path: Path, monkey
     room = spec.weight_bytes + 12 * spec.kv_bytes_per_token * 640
     monkeypatch.setattr(rig, "usable_bytes", lambda device: float(room))
     Profiler(options(tmp_path), tiny, quiet).run()
-    columns, header = read(tmp_path / "tiny-a.parquet")
+    samples = load(tmp_path)
+    columns, [header] = samples.frame, samples.header.parts
     assert columns["rows"].max() == 8
     assert set(columns["kind"].tolist()) == set(grid.KINDS) - {"mixed", "read"}
-    reasons = {entry["reason"] for entry in header["left_out"]}
+    reasons = {entry["reason"] for entry in header.left_out}
     assert reasons == {"does not fit into memory", "RuntimeError: out of resources"}
-    assert any("32x5@512" in entry["label"] for entry in header["left_out"])
+    assert any("32x5@512" in entry["label"] for entry in header.left_out)
 
 
 @pytest.mark.parametrize(
@@ -207,7 +199,7 @@ def test_a_head_is_measured_like_a_model(tmp_path: Path) -> None:
         return headed(target, spec)
 
     Profiler(options(tmp_path, models=("eagle3-tiny-a",)), lookup, quiet).run()
-    samples = merge(tmp_path.glob("*.parquet"), tmp_path / "merged")
+    samples = load(tmp_path)
     spec = samples.header.specs()["eagle3-tiny-a"]
     assert isinstance(spec, HeadSpec)
     assert (spec.layers, spec.fused_inputs) == (1, 96)
@@ -226,7 +218,7 @@ def test_the_card_is_read_through_nvml(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch,
         NVML_FI_DEV_POWER_INSTANT=7,
         nvmlDeviceGetCurrentClocksThrottleReasons=lambda card: 0x44,
-        nvmlSystemGetDriverVersion=lambda: b"580.1",
+        nvmlSystemGetDriverVersion=lambda: "580.1",
         nvmlDeviceGetFieldValues=lambda card, names: [SimpleNamespace(value=SimpleNamespace(uiVal=498_500))],
     )
     card = torch.device("cuda")

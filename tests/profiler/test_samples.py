@@ -12,11 +12,10 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from small import part_header, written_parts
+from small import part_header, recorded
 
 import pdvsim.calibration
-from pdvsim.profiler.parts import ARROW, Part, read
-from pdvsim.profiler.samples import HEADER, SAMPLES, Samples, load, merge, split
+from pdvsim.profiler.samples import ARROW, HEADER, POINT, SAMPLES, Recorder, load
 
 FLOATS = ("seconds", "start_s", "end_s")
 
@@ -24,18 +23,14 @@ FLOATS = ("seconds", "start_s", "end_s")
 @pytest.fixture(scope="module")
 def shelf(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("shelf")
-    merge(written_parts(folder / "parts"), folder / "h200")
-    return folder / "h200"
+    recorded(folder)
+    return folder
 
 
 def copied(shelf: Path, folder: Path) -> Path:
     for name in (SAMPLES, HEADER):
         (folder / name).write_bytes((shelf / name).read_bytes())
     return folder
-
-
-def ground_of(header: dict[str, Any]) -> dict[str, Any]:
-    return {name: header[name] for name in ("device", "software")}
 
 
 def rewrite(folder: Path, change: Callable[[pa.Table], pa.Table]) -> None:
@@ -63,31 +58,21 @@ def put(name: str, values: list[Any]) -> Callable[[pa.Table], pa.Table]:
     return change
 
 
-def test_samples_become_parts_again(tmp_path: Path) -> None:
-    """Of the shipped ones those of a pair: no row is lost or changed, and a part knows what it has."""
-    shipped = load(Path(pdvsim.calibration.__file__).parent / "data" / "h200")
-    names = ("tinyllama-1.1b", "llama-2-7b", "tinyllama-1.1b:llama-2-7b")
-    parts = [part for part in shipped.header.parts if part.name in names]
-    pair, model = (shipped.frame[name].astype(str) for name in ("pair", "model"))
-    rows = (pair == names[2]) | ((pair == "") & model.isin(names))
-    shipped = Samples(shipped.header.model_copy(update={"parts": parts}), shipped.frame[rows])
-    split(shipped, tmp_path / "parts")
-    again = merge((tmp_path / "parts").glob("*.parquet"), tmp_path)
+def test_samples_of_a_folder_are_continued(tmp_path: Path) -> None:
+    """Of the shipped ones no row is lost or changed, and a part knows what it has."""
+    source = Path(pdvsim.calibration.__file__).parent / "data" / "h200"
+    shipped, recorder = load(source), Recorder(source)
+    recorder.folder = tmp_path
+    recorder.save()
+    again = load(tmp_path)
     assert {part.name: part for part in again.header.parts} == {part.name: part for part in shipped.header.parts}
     order = ["model", "pair", "section", "group", "member", "start_s", "repeat", "seconds", "kind", "context_total"]
     before, after = (one.frame.astype(dict.fromkeys(order[:3], str)).sort_values(order) for one in (shipped, again))
     for name in ("seconds", "power_w", "context_total", "rows", "chunk_tokens", "priority"):
         assert np.array_equal(before[name], after[name], equal_nan=True), name
-    columns, header = read(tmp_path / "parts" / "tinyllama-1.1b--llama-2-7b.parquet")
-    assert set(columns["pair"]) == {header["name"]} == {"tinyllama-1.1b:llama-2-7b"}
-    assert (
-        len(
-            Part.resume(
-                tmp_path / "parts" / "llama-2-7b.parquet", part_header("llama-2-7b", **ground_of(header))
-            ).done()
-        )
-        > 150
-    )
+    ground = {name: recorder.parts["llama-2-7b"].header[name] for name in ("device", "software")}
+    part = Recorder(tmp_path).part(part_header("llama-2-7b", **ground))
+    assert len(part.done("solo", *POINT)) > 150
 
 
 def scaled(factor: float, what: str | None = None) -> Callable[[pa.Table], pa.Table]:
@@ -113,11 +98,10 @@ def check_refused(folder: Path, file: str, field: str) -> None:
     assert "\n" not in str(refusal.value)
 
 
-def test_loads_what_was_measured(shelf: Path) -> None:
-    samples = load(shelf)
-    parts = [read(path) for path in sorted(shelf.parent.glob("parts/*.parquet"))]
+def test_loads_what_was_measured(tmp_path: Path) -> None:
+    parts, samples = recorded(tmp_path), load(tmp_path)
     for name in ARROW:
-        expected = pd.concat([pd.Series(columns[name].tolist()) for columns, _ in parts], ignore_index=True)
+        expected = pd.Series([value for _, part in sorted(parts.items()) for value in part.table()[name].to_pandas()])
         got = pd.Series(samples.frame[name].tolist())
         pd.testing.assert_series_equal(got, expected, check_dtype=False, check_names=False)
     assert samples.header.specs()["llama-2-7b"].layers == 32
@@ -167,15 +151,16 @@ def test_broken_headers_are_refused(
     check_refused(tmp_path, HEADER, field)
 
 
-def test_parts_of_different_ground_do_not_merge(tmp_path: Path) -> None:
-    paths = written_parts(tmp_path)
+def test_a_kill_between_two_files_loses_nothing(shelf: Path, tmp_path: Path) -> None:
+    """The rows are continued with their own header, whatever the file of the other says."""
+    copied(shelf, tmp_path)
+    (tmp_path / HEADER).unlink()
+    recorder = Recorder(tmp_path)
+    recorder.save()
+    assert load(tmp_path).header == load(shelf).header
+
+
+def test_samples_of_different_ground_do_not_mix(shelf: Path) -> None:
     header = part_header("gemma-2b")
-    other = Part(tmp_path / "x.parquet", {**header, "software": {**header["software"], "torch": "2.12"}})
-    other.save()
-    with pytest.raises(ValueError, match=r"x\.parquet: software\.torch: is 2\.12, but 2\.11"):
-        merge([*paths, other.path], tmp_path / "out")
-
-
-def test_what_is_no_part_does_not_merge(shelf: Path, tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="not a part of samples"):
-        merge([shelf / SAMPLES], tmp_path)
+    with pytest.raises(ValueError, match=r"software\.torch was 2\.11, is now 2\.12; choose another folder"):
+        Recorder(shelf).part({**header, "software": {**header["software"], "torch": "2.12"}})

@@ -17,7 +17,7 @@ from pdvsim.realrun.engine.weights import LayerWeights
 from pdvsim.sim.models.layers import Experts
 
 pytestmark = pytest.mark.usefixtures("quick_interpreter")
-quick = settings(max_examples=6, deadline=None)
+quick = settings(max_examples=3, deadline=None)
 SCRATCH = 4  # the slot of padding
 
 
@@ -82,7 +82,7 @@ def test_experts_multiply_8_bits_by_8_bits(tokens: int, sizes: tuple[int, int]) 
     torch.testing.assert_close(products, expected, rtol=1e-4, atol=1e-3)
 
 
-@settings(quick, max_examples=4)
+@quick
 @given(st.sampled_from([1, 20, 70]), st.sampled_from([(4, 2), (128, 8)]), st.integers(0, 40), st.booleans())
 def test_tokens_are_routed_and_grouped_alike(tokens: int, sizes: tuple[int, int], layer: int, pinned: bool) -> None:
     count, taken = sizes

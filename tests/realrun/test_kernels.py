@@ -24,7 +24,7 @@ SLOTS, CAPACITY = 5, 96
 SEQUENCES = Sequences(SLOTS, CAPACITY, torch.device("cpu"))
 SEQUENCES.deal(range(SLOTS), CAPACITY // PAGE, np.random.default_rng(3))
 PAGES, POOL = SEQUENCES.pages, SEQUENCES.pool
-quick = settings(max_examples=12, deadline=None)
+quick = settings(max_examples=6, deadline=None)
 
 
 def normal(*shape: int, seed: int = 0) -> torch.Tensor:

@@ -15,10 +15,10 @@ from safetensors.torch import save_file
 from pdvsim.calibration.fit.engine import STEP
 from pdvsim.cli.realrun import main
 from pdvsim.realrun import site
-from pdvsim.sim.client import Client
 from pdvsim.sim.core import Request
 from pdvsim.sim.prices.pace import pace_in
 from pdvsim.sim.records import DELIVERY_DTYPES, LAUNCH_DTYPES, REQUEST_DTYPES, ROLES
+from pdvsim.sim.run import Client
 
 CPU = ["--device", "cpu", "--tiny"]
 SMALL = ["--num-prompts", "8", "--dataset-name", "random", "--input-len", "20", "--output-len", "8"]

@@ -14,7 +14,7 @@ kept = cache(stage)  # a stage forgets nothing that matters: every run puts its 
 prompts = st.lists(st.lists(st.integers(0, 60), min_size=1, max_size=12), min_size=1, max_size=4)
 
 
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=6, deadline=None)
 @given(prompts, st.integers(1, 6), st.integers(1, 4))
 def test_greedy_speculation_changes_nothing(batch: list[list[int]], drafts: int, draft_seed: int) -> None:
     lanes = kept(1, draft_seed)

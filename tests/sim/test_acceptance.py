@@ -14,8 +14,9 @@ from planning import walk
 from refusals import one_line
 from scipy import stats
 
-from pdvsim.sim.config import ACCEPTANCE_MODELS, Acceptance
+from pdvsim.sim.config import ACCEPTANCE_MODELS, Acceptance, Experiment
 from pdvsim.sim.limits import MAX_DRAFT
+from pdvsim.sim.relevance import refuse_idle
 from pdvsim.sim.workload import acceptance as acc
 from pdvsim.sim.workload.acceptance import LONGEST, Streams, dropped_tokens, expected_tokens, mean_round, measured
 
@@ -224,8 +225,8 @@ def test_every_name_is_shipped_and_none_else_is_taken() -> None:
         assert measured(name).tokens_per_round == pytest.approx(RECORDED[name], abs=6e-4)
     with pytest.raises(ValueError, match=r"acceptance-model must be one of cnn-eagle3, .*got llama"):
         Acceptance(acceptance_model="llama")
-    with pytest.raises(ValueError, match=r"give one of .*--acceptance-model"):
-        Acceptance(acceptance_model="cnn-ngram", acceptance_concentration=3.0)
+    with pytest.raises(ValueError, match=r"--acceptance-concentration .* without .*--acceptance-model"):
+        refuse_idle([Experiment(acceptance=Acceptance(acceptance_model="cnn-ngram", acceptance_concentration=3.0))])
 
 
 @pytest.mark.parametrize("length", [LENGTH, 800])

@@ -90,7 +90,7 @@ def test_a_request_keeps_windows_and_unfinished_entries_whatever_it_drafts() -> 
     part, b200 = shard(PRO, 8), GPUS["b200"]
     held = 100_000 + states_tokens([part], 4)
     room = 0.9 * b200.memory_bytes - part.weight_bytes
-    assert capacity_tokens(b200, [part], 0.9) // held == room // (100_000 * 5511 + part.kept_bytes)
+    assert capacity_tokens(0.9 * b200.memory_bytes, [part]) // held == room // (100_000 * 5511 + part.kept_bytes)
 
 
 def test_shards_divide_heads_and_their_groups_alone() -> None:

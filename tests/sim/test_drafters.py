@@ -76,7 +76,7 @@ def test_kv_cache_and_weights_of_a_drafter_are_its_own() -> None:
         name = "llama-3.2-1b:llama-3.1-8b" if kind == "model" else "llama-3.1-8b"
         experiment = Experiment("colocated", server=Server(name, drafter=kind))  # type: ignore[arg-type]
         room[kind] = ServerParts(experiment).kv_capacity
-    assert room["ngram"] == room["none"] == capacity_tokens(gpu, [target], 0.9)
+    assert room["ngram"] == room["none"] == capacity_tokens(0.9 * gpu.memory_bytes, [target])
     assert room["model"] < room["eagle3"] < room["mtp"] < room["none"]
 
 

@@ -9,8 +9,7 @@ import numpy as np
 import pytest
 
 from pdvsim.bench.band import ends, spanned
-from pdvsim.bench.resultfiles import Config
-from pdvsim.bench.sources import known_profile
+from pdvsim.bench.results import known_profile
 from pdvsim.decide.deploy import deployment
 from pdvsim.decide.error import lead_error
 from pdvsim.sim.assembly import covering_profile
@@ -226,9 +225,9 @@ def test_a_command_for_another_engine_says_so():
 
 
 def test_results_find_an_engines_profile_again():
-    profile = known_profile("h100-sxm", "h100-sxm-vllm", Config())
+    profile = known_profile("h100-sxm", "h100-sxm-vllm", {})
     assert profile.name == "h100-sxm-vllm"
-    assert known_profile("h100-sxm", "l40s-vllm", Config()) is None
+    assert known_profile("h100-sxm", "l40s-vllm", {}) is None
 
 
 def test_the_default_engine():

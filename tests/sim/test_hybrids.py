@@ -71,7 +71,7 @@ def test_many_long_requests_fit_where_a_plain_model_holds_few() -> None:
     part = shard(NEXT, 2)
     plain = replace(part, state=None)
     held = {spec: 100_000 + states_tokens([spec], 1) for spec in (part, plain)}
-    fits = {spec: capacity_tokens(H200, [spec], 0.9) // tokens for spec, tokens in held.items()}
+    fits = {spec: capacity_tokens(0.9 * H200.memory_bytes, [spec]) // tokens for spec, tokens in held.items()}
     assert held[plain] == 100_000
     # by hand: (0.9 x memory - weights) / (100,000 tokens of 12,288 bytes and half of a state)
     room = 0.9 * H200.memory_bytes - part.weight_bytes

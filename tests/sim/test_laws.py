@@ -20,7 +20,6 @@ from numpy.typing import NDArray
 
 from pdvsim.calibration.fit.build import save
 from pdvsim.sim.assembly import covering_profile
-from pdvsim.sim.client import Client
 from pdvsim.sim.cluster import Cluster
 from pdvsim.sim.config import Acceptance, Arch, Experiment, Hardware, Host, Server
 from pdvsim.sim.core import KINDS, LOOKED_UP, Request
@@ -33,7 +32,7 @@ from pdvsim.sim.prices.forward import ForwardTerms
 from pdvsim.sim.prices.profile import ContentionFit, Profile, roofline
 from pdvsim.sim.records import LANES, Columns, Log, Result
 from pdvsim.sim.relevance import applicable
-from pdvsim.sim.run import simulate
+from pdvsim.sim.run import Client, simulate
 from pdvsim.sim.workload.acceptance import Streams
 from pdvsim.testing import check_alike, check_counts
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,7 @@ from refusals import one_line
 import pdvsim
 from pdvsim.cli import main
 from pdvsim.live.knobs import Setup
-from pdvsim.live.pace import Feed, drive
+from pdvsim.live.page import Dashboard
 from pdvsim.sim.config import Experiment, Server, Traffic
 from pdvsim.sim.core import KINDS, Request
 from pdvsim.sim.machine.batch import Batch
@@ -202,20 +201,12 @@ def test_a_bug_in_a_policy_is_named_by_its_line(
 def test_a_bug_in_a_policy_ends_a_live_session_with_its_line(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "faulty.py").write_text(FAULTY, encoding="utf-8")
     archs = ("pdv", f"{tmp_path}/faulty.py:Late")
-    feed = Feed(drive, Setup(archs, Experiment(traffic=Traffic(request_rate=20.0))), 1.0, 10.0)
-    try:
-        feed.order("on", 5.0)
-        assert await_end(feed).endswith("faulty.py:32: AssertionError")
-    finally:
-        feed.close()
-    assert "Traceback" not in capfd.readouterr().err
-
-
-def await_end(feed: Feed) -> str:
-    deadline_s = time.monotonic() + 60
-    while not feed.ended and time.monotonic() < deadline_s:
-        time.sleep(0.02)
-    return feed.ended
+    show = Dashboard(Setup(archs, Experiment(traffic=Traffic(request_rate=20.0))), 1.0, lambda *_: "", "")
+    for _ in range(5):
+        show.execute("on", None)
+    assert show.ended.endswith("faulty.py:32: AssertionError")
+    assert "the session has ended</b>" in show.message(0, -1)
+    assert capfd.readouterr().err.count("\n") == 1
 
 
 def test_a_broken_law_of_ours_is_not_blamed_on_a_policy() -> None:

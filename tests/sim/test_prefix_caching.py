@@ -11,7 +11,6 @@ import pytest
 
 import pdvsim
 from pdvsim.sim.assembly import covering_profile
-from pdvsim.sim.client import Client
 from pdvsim.sim.cluster import Cluster
 from pdvsim.sim.config import Arch, Experiment, Hardware, Server, Traffic
 from pdvsim.sim.core import ENDLESS, KINDS, Request
@@ -20,7 +19,7 @@ from pdvsim.sim.metrics.summary import summarise
 from pdvsim.sim.metrics.timeline import trace
 from pdvsim.sim.policies import ARCHS
 from pdvsim.sim.records import Log, Result
-from pdvsim.sim.run import simulate
+from pdvsim.sim.run import Client, simulate
 from pdvsim.sim.workload.requests import Workload
 from pdvsim.testing import check_alike
 

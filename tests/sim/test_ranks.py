@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 
 from pdvsim.sim.assembly import covering_profile
-from pdvsim.sim.client import Client
 from pdvsim.sim.cluster import Cluster
 from pdvsim.sim.config import Experiment, Hardware, Server, Traffic
 from pdvsim.sim.core import Request
@@ -22,7 +21,7 @@ from pdvsim.sim.prices.costs import CostModel
 from pdvsim.sim.prices.forward import interpolate
 from pdvsim.sim.records import Keeper, Log, Result
 from pdvsim.sim.relevance import refuse_idle
-from pdvsim.sim.run import simulate
+from pdvsim.sim.run import Client, simulate
 from pdvsim.sim.workload.asked import usual_acceptance
 from pdvsim.sim.workload.requests import Workload
 

@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from refusals import another
 
 import pdvsim
 from pdvsim.bench.sweep import Sweep
@@ -15,66 +16,62 @@ from pdvsim.decide.advise import Question
 from pdvsim.decide.capacity import Plan
 from pdvsim.decide.goal import Goal
 from pdvsim.decide.space import Space
-from pdvsim.sim.config import GROUP_OF, Acceptance, Arch, Experiment, Hardware, Server, Traffic
-from pdvsim.sim.limits import flag_of, ranges
+from pdvsim.sim.config import DEFAULTS, GROUP_OF, Acceptance, Arch, Experiment, Hardware, Server, Traffic
+from pdvsim.sim.limits import Fact, flag_of
 from pdvsim.sim.policies import ARCHS
-from pdvsim.sim.relevance import Doubt, Need, applicable, needs, refuse_idle
+from pdvsim.sim.relevance import RULES, Doubt, applicable, choices, idle, own_options, refuse_idle
 from pdvsim.sim.run import simulate
 
 SMALL = Traffic("random", num_prompts=4, input_len=32, output_len=8, request_rate=50.0)
 
 
-VALUES: dict[str, Any] = {  # of options that no range and no list of choices gives another value
-    "tokenizer": "x", "window": "peak", "synthetic_acceptance_rates": (0.9, 0.8, 0.7, 0.6), "acceptance_trace": "x",
-    "acceptance_model": "cnn-ngram", "num_speculative_tokens_per_batch_size": ("1:3", "2:1"), "controller": "goodput",
-    "gpu_memory_utilization": 0.5, "draft_tensor_parallel_size": 1,
+VALUES: dict[str, Any] = {  # of options whose ends are no values that go with all others
+    "window": "peak", "synthetic_acceptance_rates": (0.9, 0.8, 0.7, 0.6), "acceptance_model": "cnn-ngram",
+    "num_speculative_tokens_per_batch_size": ("1:3", "2:1"), "controller": "goodput", "columns": ("prompt=x",),
+    "cards": ("h200",), "gpu_memory_utilization": 0.5, "draft_tensor_parallel_size": 1,
 }  # fmt: skip
 
 
-def changed(need: Need, experiment: Experiment) -> Experiment:
+def changed(name: str, experiment: Experiment) -> Experiment:
     """The experiment with an option at another value."""
-    option = options(Experiment)[need.name]
-    others: tuple[Any, ...] = (True,) if option.one is bool else option.values
-    if need.name in VALUES:
-        others = (VALUES[need.name],)
-    elif (span := ranges(option.owner).get(need.name)) is not None:
-        further = min(span.low + 1, span.high)
-        others = (further, span.low) if option.one is int else (span.low, further)
-    return experiment.with_settings(**{need.name: next(one for one in others if one != option.default)})
+    return experiment.with_settings(**{name: VALUES.get(name) or another(options(Experiment)[name])})
 
 
+READ = ("tokenizer", "acceptance_trace", "dataset_path", "use_trace_timestamps", "cards")  # wherever they are given
 GUESSED = ("acceptance_rate", "acceptance_concentration")
+EVERY = choices() | own_options()
+
+
+def test_a_choice_is_made_of_options_and_facts() -> None:
+    for name, belongs in EVERY.items():
+        named = {word for of in belongs for word in (*of.given, *of.without, *dict(of.values))}
+        assert named <= {"arch", *Fact, *DEFAULTS}, name
+    assert set(RULES) == set(Fact)
 
 
 @pytest.mark.parametrize("arch", ARCHS)
 def test_options_declared_idle_do_nothing(arch: Arch) -> None:
-    """Every option that the table drops for an architecture: with and without it the records are the same."""
+    """An option of a choice that an architecture has not is refused with it; the records are the same without it."""
     plain = Experiment(arch, SMALL, hardware=Hardware(kv_capacity_tokens=10**5))
     expected = simulate(plain).launches
-    for need in needs():
-        if arch == "pdv-ahead" and GROUP_OF[need.name] == "acceptance" and need.name not in GUESSED:
+    for name, belongs in EVERY.items():
+        if arch == "pdv-ahead" and GROUP_OF[name] == "acceptance" and name not in GUESSED:
             continue  # refused before: what comes after a draft is unknown then
-        other = changed(need, plain)
-        if need.idle(other) and need.name not in ("tokenizer", "acceptance_trace"):
+        other = changed(name, plain)
+        if name in idle(other):
             assert applicable(other) == plain
-            with pytest.raises(ValueError, match=flag_of(need.name)):
+            with pytest.raises(ValueError, match=f"{flag_of(name)} has no effect here: it belongs to ") as refusal:
                 simulate(other)
-            launches = Unchecked(other).launches()
-            assert all((launches[name] == expected[name]).all() for name in expected), need.name
+            assert all(str(of) in str(refusal.value) for of in belongs)
+            launches = unchecked(other) if name not in READ else expected
+            assert all((launches[column] == expected[column]).all() for column in expected), name
 
 
-class Unchecked:
-    """A run without the refusal."""
-
-    def __init__(self, experiment: Experiment) -> None:
-        self.experiment = experiment
-
-    def launches(self) -> Any:
-        from pdvsim.sim import run
-
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(run, "refuse_idle", lambda experiments: None)
-            return simulate(self.experiment).launches
+def unchecked(experiment: Experiment) -> Any:
+    """The launches of a run without the refusal."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("pdvsim.sim.run.refuse_idle", lambda experiments: None)
+        return simulate(experiment).launches
 
 
 def test_a_sweep_takes_what_acts_in_one_of_its_architectures() -> None:
@@ -93,7 +90,7 @@ def test_a_sweep_takes_what_acts_in_one_of_its_architectures() -> None:
 def test_a_sweep_takes_what_acts_at_one_of_its_loads_and_values() -> None:
     bursty = Experiment("pdv", replace(SMALL, request_rate=float("inf"), burstiness=0.5))
     assert all(p.experiment.traffic.burstiness == 0.5 for p in Sweep(request_rate=(1.0, 2.0), base=bursty).points())
-    with pytest.raises(ValueError, match="--burstiness has no effect here: it needs a finite --request-rate"):
+    with pytest.raises(ValueError, match="--burstiness has no effect here: it belongs to --request-rate"):
         Sweep(concurrency=(1, 2), base=bursty)
     longer = Experiment("pdv", SMALL, server=Server(max_speculative_tokens=5))
     points = Sweep(request_rate=(1.0,), base=longer, vary={"controller": ("fixed", "goodput")}).points()

@@ -13,7 +13,7 @@ import pytest
 import pdvsim
 from pdvsim.cli import main
 from pdvsim.sim.config import Acceptance, Experiment, Traffic
-from pdvsim.sim.relevance import vet
+from pdvsim.sim.relevance import refuse_idle, vet
 from pdvsim.sim.workload.datasets import Trace
 from pdvsim.sim.workload.requests import make_requests, trace_rate
 from pdvsim.sim.workload.windows import BUSY, WINDOW_REQUESTS, cut
@@ -46,10 +46,8 @@ def talks(count: int, each: int = 4, over_s: float = 60.0) -> Trace:
             cached, at_s = cached + new + output, at_s + rng.uniform(5, 15)
     rows.sort()
     table = np.array(rows)
-    sessions = tuple(str(int(session)) for session in table[:, 3])
-    return Trace(
-        table[:, 0], table[:, 1:3].astype(np.int64), sessions=sessions, turns=table[:, 4].astype(np.int64), timed=True
-    )
+    whole = table.astype(np.int64)
+    return Trace(table[:, 0], whole[:, 1:3], sessions=whole[:, 3], turns=whole[:, 4], timed=True)
 
 
 def test_windows_divide_the_requests_and_the_busiest_is_first() -> None:
@@ -88,11 +86,11 @@ def test_no_window_cuts_a_conversation() -> None:
     windows = cut(trace, np.arange(len(trace.lengths)))
     assert len(windows.parts) > 1
     assert sorted(np.concatenate([part.rows for part in windows.parts])) == list(range(12_000))
-    homes: dict[str, int] = {}
+    homes: dict[int, int] = {}
     for number, part in enumerate(windows.parts):
         assert (np.diff(trace.arrival_s[part.rows]) >= 0).all()
         for row in part.rows.tolist():
-            assert homes.setdefault(trace.sessions[row], number) == number
+            assert homes.setdefault(int(trace.sessions[row]), number) == number
     crowded = talks(3000, over_s=60.0)
     assert len(cut(crowded, np.arange(12_000)).parts) == 1
 
@@ -132,7 +130,7 @@ def test_seeds_replay_different_windows_at_one_rate(tmp_path: Path) -> None:
 def test_a_window_needs_a_replay(refused: Any, tmp_path: Path) -> None:
     path = written(tmp_path, "arrival_s,prompt_tokens,output_tokens", [(0, 10, 5), (1, 10, 5)])
     message = refused(["run", "--dataset-path", path, "--window", "peak"])
-    assert "--window has no effect here: it needs --use-trace-timestamps" in message
+    assert "--window has no effect here: it belongs to --use-trace-timestamps" in message
     message = refused(["advise", "--dataset-path", path, "--concurrency", "4", "--window", "peak"])
     assert "--window is a part of a replayed file" in message
 
@@ -171,5 +169,5 @@ def test_columns_are_as_they_are_named(tmp_path: Path, capsys: pytest.CaptureFix
     ):
         with pytest.raises(ValueError, match=says):
             Traffic(dataset_path=path, columns=wrong, use_trace_timestamps=True)
-    with pytest.raises(ValueError, match="--columns names the columns of your own file"):
-        Traffic(columns=columns)
+    with pytest.raises(ValueError, match="--columns has no effect here: it belongs to --dataset-name custom"):
+        refuse_idle([Experiment(traffic=Traffic(columns=columns))])

@@ -15,7 +15,6 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from pdvsim.bench.resultfiles import read_frame
 from pdvsim.calibration.fit.corun import SHAPE
 from pdvsim.calibration.validate.served import read_runs
 from pdvsim.sim.models.presets import model
@@ -24,8 +23,6 @@ from pdvsim.sim.prices.profile import builtin
 from studies import (
     corun_gains,
     drafting_apart,
-    engines,
-    experts,
     original,
     published_steps,
     truth,
@@ -68,42 +65,6 @@ def test_studies_that_use_others_run_from_any_folder(tmp_path: Path) -> None:
     subprocess.run([sys.executable, "-c", program], cwd=tmp_path, check=True, timeout=300)
 
 
-def test_figures_of_engines() -> None:
-    """At most two figures of a source are fitted, and given back; draft lengths and sharded targets are predicted."""
-    sources = engines.reproduce_engines()
-    for source in sources:
-        fitted = [cell for cell in source.cells if cell.fitted]
-        assert len(fitted) <= 2
-        assert source.predicted
-        assert all(cell.ours == pytest.approx(cell.published, rel=1e-6) for cell in fitted)
-        assert all(abs(cell.error) < 0.05 for cell in source.predicted if cell.what.startswith("k="))
-        assert bool(source.why) == any(not cell.within for cell in source.predicted), source.title
-    sharded = [cell for source in sources if "four GPUs" in source.title for cell in source.predicted]
-    assert len(sharded) == 6
-    assert sorted(abs(cell.error) for cell in sharded)[-2] < 0.05
-    predicted = [cell.within for source in sources for cell in source.predicted]
-    assert len(predicted) == 46
-    assert np.mean(predicted) >= 2 / 3
-
-
-def test_figures_of_mixtures_of_experts() -> None:
-    """Whether speculation pays is predicted as published, for the mixture that loses by it and for those that gain."""
-    report = experts.reproduce_experts()
-    ours = {
-        source.title.split(",")[0]: {cell.what: cell for cell in source.cells if cell.what.endswith("speed-up")}
-        for source in report
-    }
-    losing = [*ours["SpecForge issue 339"].values(), *list(ours["AngelSlim issue 163"].values())[:3]]
-    assert all(cell.published < 1 and cell.ours < 1 for cell in losing)
-    assert all(abs(cell.error) < 0.1 for cell in losing)
-    gaining = [*ours["Dogacel/specdrift-gpt-oss-120b-eagle3"].values()]
-    gaining += ours["EAGLE pull request 330 (thoughtworks/GLM-4.7-Flash-Eagle3)"].values()
-    assert all(cell.published > 1 and cell.ours > 1 for cell in gaining)
-    text = experts.engines_text(report)
-    assert "\n20 of 65 figures " in text
-    assert experts.speed_ups(report) in (ROOT / "docs" / "large-models.md").read_text(encoding="utf-8")
-
-
 def test_systems_that_draft_apart() -> None:
     """nano-PEARL at batch 1 is predicted from its plain decoding alone; two alternating batches read weights twice."""
     models = named_pair(f"{drafting_apart.shipped('qwen3-0.6b')}:{drafting_apart.shipped('qwen3-32b')}")
@@ -125,7 +86,7 @@ def test_the_original_question(
     printed = capsys.readouterr().out
     assert all(arch in printed for arch in original.ARCHS)
     assert (tmp_path / "original.html").read_text(encoding="utf-8").count("<img") == 5
-    rows = read_frame(tmp_path / "points.parquet")
+    rows = pd.read_parquet(tmp_path / "points.parquet")
     assert len(rows) == len(original.PAIRS) * 2 * 2 * len(original.ARCHS)
     assert rows["gpu_busy"].between(0, 1).all()
     same = rows.groupby(["pair", "load_kind", "load"])["completed"].nunique()

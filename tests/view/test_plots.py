@@ -13,9 +13,7 @@ from hypothesis import strategies as st
 from matplotlib.colors import to_hex
 from resultdirs import sweep_folder
 
-from pdvsim.bench.resultfiles import Config
-from pdvsim.bench.results import Results
-from pdvsim.bench.sources import Source
+from pdvsim.bench.results import GROUPS, Results, Source
 from pdvsim.bench.stats import over_replications, paired_differences
 from pdvsim.cli import main
 from pdvsim.sim.policies import ARCHS
@@ -24,7 +22,7 @@ from pdvsim.view.heatmap import cells, improvement_figure
 from pdvsim.view.plots import THROUGHPUT, Layout, custom_figure, latency_rows, metrics_figure, standing, sweep_figure
 from pdvsim.view.style import ARCH_COLOURS, ARCH_MARKERS, KIND_COLOURS, LANE_COLOURS, STEP_COLOURS, tail
 
-SOURCE = Source("made-up", Path("."), "", "0", Config(), (), None)
+SOURCE = Source("made-up", Path("."), "", "0", {group: {} for group in GROUPS}, (), None)
 
 
 def made_up(

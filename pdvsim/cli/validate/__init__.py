@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from pdvsim.cli.command import Command
+from pdvsim.cli.validate.base import ValidationCommand
 from pdvsim.cli.validate.bench import ValidateBench
 from pdvsim.cli.validate.launches import ValidateLaunches
 from pdvsim.cli.validate.runs import ValidateRuns
@@ -25,8 +26,8 @@ class ValidateCommand(Command):
 
 
 @dataclass(frozen=True)
-class Comparison:
-    """The validations of Python: what is compared, without what is served, printed or written."""
+class Comparison(ValidationCommand):
+    """Compare measurements with simulations; nothing is served or written."""
 
     kinds = (ValidateBench, ValidateSilicon, ValidateSpeculation, ValidateRuns)
     without = ("config", "json", "plot", "html", "write")

@@ -40,12 +40,12 @@ class ValidationCommand(Command):
     def __post_init__(self) -> None:
         check_ranges(self)
 
-    def compared(self) -> Compared:
-        """Measurements and what is predicted for them."""
+    def answer(self) -> Compared:
+        """Measurements and what is predicted for them. Prints as tables."""
         raise NotImplementedError
 
     def execute(self) -> int:
-        return self.printed(self.compared())
+        return self.printed(self.answer())
 
     def printed(self, comparison: Compared) -> int:
         """Print a comparison as one JSON document or as tables; returns the exit code."""

@@ -54,7 +54,7 @@ class ValidateBench(BenchedServer):
         if self.pair is None:
             raise ValueError("--bench needs the served models: give --model or --pair draft:target")
 
-    def compared(self) -> Compared:
+    def answer(self) -> Compared:
         return compare_benches(self.bench, self)
 
 

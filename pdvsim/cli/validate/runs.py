@@ -41,7 +41,7 @@ class ValidateRuns(RecordedRuns):
         if self.write and self.contention != "fluid":
             raise ValueError("--write needs --contention fluid")
 
-    def compared(self) -> Compared:
+    def answer(self) -> Compared:
         """All real runs and their simulation, with the other contention models if `ablations`."""
         runs = self.served_runs()
         numbers = {run.id: number for number, run in enumerate(runs, 1)}
@@ -55,7 +55,7 @@ class ValidateRuns(RecordedRuns):
 
     def execute(self) -> int:
         plot, page = map(output.optional_file, (self.plot, self.html))
-        comparison = self.compared()
+        comparison = self.answer()
         document, code = comparison.document, self.printed(comparison)
         if (plot or page) and document["runs"]:
             figure = validation_figure(document)

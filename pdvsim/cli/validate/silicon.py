@@ -33,7 +33,7 @@ class ValidateSilicon(MeasuredServers):
     kind: ServerKind | None = None
     """Only servers with tensor parallelism alone (plain), with expert or data parallelism, or with prefill apart."""
 
-    def compared(self) -> Compared:
+    def answer(self) -> Compared:
         """Measured servers, of one engine or all, and their predictions."""
         rows = [
             row

@@ -17,5 +17,5 @@ class ValidateSpeculation(MeasuredServers):
     speculation: MeasuredEngine | None = None
     """Instead of recorded runs: compare measured pairs of servers of this engine, or of all, with simulations."""
 
-    def compared(self) -> Compared:
+    def answer(self) -> Compared:
         return Compared(*compared_pairs(str(self.speculation), self.held_out, self.rows, self.jobs, self.json))

@@ -16,15 +16,15 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pdvsim.bench.results import Results, label, records
-from pdvsim.bench.sources import known_profile
+from pdvsim.bench.results import Results, known_profile, label, records
 from pdvsim.bench.stats import Interval, interval, over_replications
 from pdvsim.sim.config import Scoring
 from pdvsim.sim.metrics.summary import latencies_s
-from pdvsim.view.charts import Chart, Entry, arch_curve, breakdown, histogram, over_loads, timeline
+from pdvsim.view.charts import Chart, Entry, arch_curve, breakdown, histogram, log_edges, panel, timeline
 from pdvsim.view.comparison import most_outside
-from pdvsim.view.report.series import BINS, over_time
-from pdvsim.view.report.sheet import flat, provenance
+from pdvsim.view.report import metric_table
+from pdvsim.view.report.series import BINS, over_time, parts_of
+from pdvsim.view.report.sheet import facts_html, flat
 from pdvsim.view.setting import points_line
 from pdvsim.view.style import (
     LATENCY,
@@ -32,7 +32,6 @@ from pdvsim.view.style import (
     better,
     grew,
     grown_note,
-    metric_label,
     name_of,
     replications,
     rests_on,
@@ -46,7 +45,6 @@ OnRead = Callable[[int], None]
 Latencies = dict[int, dict[str, NDArray[Any]]]  # seconds, by point and metric
 Series = dict[int, dict[str, Any]]
 
-HIST_BINS = 60
 MARKS = {"mean": "mean", "median": "p50", "p95": "p95", "p99": "p99"}
 RANKS = {"p95": 95.0, "p99": 99.0}
 TIMES = ("ttft", "tpot", "itl", "e2el")
@@ -77,7 +75,6 @@ def build(results: Results, progress: OnRead = lambda done: None) -> dict[str, A
         "histogram": ReportPart("Latency histogram", ("setting", "load", "latency")),
         "breakdown": ReportPart("Where a request's time goes", ("setting", "load")),
         "timeline": ReportPart("Scheduler and GPU over time", ("setting", "load", "watched"), "wide"),
-        "provenance": ReportPart("Provenance", (), "wide"),
     }
     loads: dict[str, list[tuple[str, str]]] = {}
     calm: dict[str, str] = {}  # initially the highest load at which no queue grew
@@ -90,7 +87,7 @@ def build(results: Results, progress: OnRead = lambda done: None) -> dict[str, A
         for metric in metrics:
             timed = LATENCY.fullmatch(metric)
             mark, latency = timed.groups() if timed else ("", "")
-            charts = [over_loads(mine, metric, curves, levels=levels.get(latency, ())) for mine in kinds]
+            charts = [panel(mine, metric, curves, levels=levels.get(latency, ())) for mine in kinds]
             note = f"{MARKS[mark]} of each run, averaged over runs. " if mark not in ("", "mean") else ""
             part, key = ("latencies", (latency, mark)) if latency else ("rates", (metric,))
             parts[part].add((number, *key), frame, f"{note}Whiskers: 95% confidence.", charts)
@@ -113,11 +110,11 @@ def build(results: Results, progress: OnRead = lambda done: None) -> dict[str, A
                 watched = watched or (shown and str(arch))
                 note = "No records of this point were saved."
                 if shown is not None:
-                    note = OVER_TIME.format(shown["seed"], 1e3 * shown["bin_s"])
+                    note = OVER_TIME.format(shown["seed"], 1e3 * np.diff(shown["edges_s"])[0])
                 parts["timeline"].add((*place, str(arch)), mine, note, timeline(shown) if shown else [])
     described = [_source(results, number) for number in range(len(results.sources))]
     sources = "".join(f"<h3>{escape(n)}</h3>{html}" if len(described) > 1 else html for n, html in described)
-    parts["provenance"].content[""] = {"html": sources, "note": "" if series else NO_RECORDS}
+    provenance = {"id": "provenance", "title": "Provenance", "html": sources, "note": "" if series else NO_RECORDS}
     archs = [(arch, arch) for arch in results.archs]
     marks = {m: [(mark, word) for mark, word in MARKS.items() if f"{mark}_{m}_ms" in times] for m in TIMES}
     known = [m for m in TIMES if marks[m]]
@@ -137,7 +134,7 @@ def build(results: Results, progress: OnRead = lambda done: None) -> dict[str, A
             {"id": "against", "label": "Compared with", "options": archs},
             {"id": "watched", "label": "Over time", "options": archs, "value": watched or results.archs[0]},
         ],
-        "parts": [{"id": name, **vars(part)} for name, part in parts.items()],
+        "parts": [*({"id": name, **vars(part)} for name, part in parts.items()), provenance],
     }  # fmt: skip
 
 
@@ -195,7 +192,8 @@ def _read(results: Results, progress: OnRead) -> tuple[Latencies, Series]:
         if index in first and len(saved_rows.launches["lane"]):
             busiest = int(np.bincount(saved_rows.launches["lane"]).max())
             fitting = min(bins, max(busiest // LAUNCHES_PER_BIN, BINS // 5))  # finer bins show single rounds
-            over = over_time(saved_rows, results.bandwidths_bytes_per_s(row), fitting)
+            edges = parts_of(saved_rows, fitting)
+            over = over_time(saved_rows.requests, saved_rows.launches, results.bandwidths_bytes_per_s(row), edges)
             series[number] = {"seed": int(row["seed"]), **over}
         progress(done)
     return latencies, series
@@ -251,18 +249,16 @@ def _table(
     here: Sequence[Entry], metrics: Sequence[str], rivals: Mapping[tuple[Where, str, str], Interval], against: str
 ) -> dict[str, Any]:
     """The metrics at one load, a column per architecture, with differences from `against`."""
-    rows = [("queue", "", [(str(e["stability"]), "", "grew" if grew(e["stability"]) else "") for e in here])]
-    for metric in sorted(metrics, key=lambda m: m not in ALWAYS):
-        group = "" if metric in ALWAYS else "more latencies" if LATENCY.fullmatch(metric) else "acceptance and cache"
-        cells = []
-        for e in here:
-            off = rivals.get(((e["arch"], *_place(e)), against, metric))
-            cells.append(
-                (cell(e.get(metric)), *difference(off, better(metric), grew(e["stability"]) and "_ms" in metric))
-            )
-        rows.append((metric_label(metric), group, cells))
-    rows.sort(key=lambda row: row[1] != "" and 1 + (row[1] == "more latencies"))
-    return {"heads": [(e["arch"], arch_colour(e["arch"])) for e in here], "rows": rows}
+
+    def shown(metric: str, at: int) -> tuple[str, str, str]:
+        off = rivals.get(((here[at]["arch"], *_place(here[at])), against, metric))
+        unsteady = grew(here[at]["stability"]) and "_ms" in metric
+        return cell(here[at].get(metric)), *difference(off, better(metric), unsteady)
+
+    more = {m: "more latencies" if LATENCY.fullmatch(m) else "acceptance and cache" for m in metrics if m not in ALWAYS}
+    groups = dict.fromkeys([m for m in metrics if m in ALWAYS], "") | dict(sorted(more.items(), key=lambda m: m[1]))
+    heads = [(e["arch"], arch_colour(e["arch"])) for e in here]
+    return metric_table(heads, [str(e["stability"]) for e in here], groups, shown)
 
 
 def difference(relative: Interval | None, sign: int, unsteady: bool) -> tuple[str, str]:
@@ -277,25 +273,13 @@ def difference(relative: Interval | None, sign: int, unsteady: bool) -> tuple[st
 
 
 def _histogram(rows: pd.DataFrame, metric: str, latencies: Latencies) -> Chart | None:
-    """Shares over edges that all architectures of a load have in common, evenly spaced on a logarithmic axis."""
-    known = {
-        arch: [latencies[i][metric] for i in mine.index if i in latencies]
-        for arch, mine in rows.groupby("arch", sort=False)
-    }
-    values_ms = {arch: np.concatenate(runs) * 1e3 for arch, runs in known.items() if any(map(len, runs))}
-    if not values_ms:
-        return None
-    every = np.concatenate(list(values_ms.values()))
-    low = float(every[every > 0].min(initial=every.max())) or 1e-3
-    edges = np.geomspace(low, max(float(every.max()), low * 1.01), HIST_BINS + 1)
-    return histogram(
-        metric, edges, {str(a): (arch_colour(str(a)), counts(v, edges)) for a, v in values_ms.items()}, log_x=True
-    )
-
-
-def counts(values: NDArray[Any], edges: NDArray[Any]) -> NDArray[Any]:
-    """Number of values between neighbouring edges; the outermost bins include values beyond."""
-    return np.histogram(values.clip(edges[0], edges[-1]), edges)[0]
+    """The latencies of all replications at a load, on a logarithmic axis."""
+    found = {}
+    for arch, mine in rows.groupby("arch", sort=False):
+        runs = [latencies[i][metric] for i in mine.index if i in latencies]
+        if any(map(len, runs)):
+            found[str(arch)] = arch_colour(str(arch)), np.concatenate(runs) * 1e3
+    return histogram(metric, log_edges([ms for _, ms in found.values()]), found, log_x=True) if found else None
 
 
 def _source(results: Results, number: int) -> tuple[str, str]:
@@ -319,6 +303,6 @@ def _source(results: Results, number: int) -> tuple[str, str]:
         "foundation": str(row["foundation"]),
         "note": "; ".join(most_outside(dict(point) for _, point in points.iterrows())),
         "Foundation of the profile": foundation or {"": "Not recorded, and the profile is not built in."},
-        "Configuration": flat(source.config.model_dump()),
+        "Configuration": flat(source.config),
     }
-    return source.name, provenance(facts)
+    return source.name, facts_html(facts)

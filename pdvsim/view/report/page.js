@@ -170,13 +170,14 @@ function table(what, hidden) {
 
 const hiddenNow = () => new Set([...document.querySelectorAll("input[name=arch]:not(:checked)")].map((box) => box.value));
 
+const main = document.querySelector("main"), still = main.firstElementChild;
 for (const part of doc.parts) {
   part.section = document.createElement("section");
   part.section.className = part.kind || "";
   part.section.id = part.id;
   part.section.innerHTML = `<h2>${escaped(part.title)}</h2><div class="body"></div><p class="note"></p>`;
   part.section.hidden = true;
-  document.querySelector("main").append(part.section);
+  main.insertBefore(part.section, still);
 }
 const seen = new IntersectionObserver((changes) => changes.forEach(({ target, isIntersecting }) => {
   const part = doc.parts.find((one) => one.section === target);
@@ -197,7 +198,7 @@ function paint(part) {
   const body = part.section.querySelector(".body"), { what } = part, charts = what.charts || [];
   part.stale = false;
   part.section.querySelector(".note").textContent = what.note || "";
-  if (what.html !== undefined || what.table) body.innerHTML = what.table ? table(what.table, hiddenNow()) : what.html;
+  if (what.table) body.innerHTML = table(what.table, hiddenNow());
   else {
     while (body.children.length > charts.length) body.lastChild.remove();
     while (body.children.length < charts.length) body.append(document.createElement("div"));
@@ -258,6 +259,7 @@ function set(id, { value, options, by, label, disabled, active }) {
     for (const one of wanted.reverse()) if ([...place.options].some((o) => o.value === one)) place.value = one;
   }
   if (value !== undefined && !by) {
+    if (place.tagName === "SELECT" && ![...place.options].some((o) => o.value === String(value))) place.append(new Option(value));
     place.value = value;
     const out = place.parentElement.querySelector("output");
     if (out) out.value = value;
@@ -301,3 +303,24 @@ if (doc.feed) {
   };
   socket.onclose = () => { $("status").innerHTML = "<b>the session has ended</b>, or cannot be reached: reload the page"; };
 } else choose();
+
+// commands -------------------------------------------------------------------------------------------------------------
+
+for (const place of document.querySelectorAll("pre.command")) {
+  const code = place.querySelector("code");
+  const button = document.createElement("button");
+  button.type = "button";
+  button.textContent = "Copy";
+  button.addEventListener("click", async () => {
+    try {
+      await navigator.clipboard.writeText(code.textContent);
+    } catch {  // pages over plain HTTP have no clipboard
+      getSelection().selectAllChildren(code);
+      document.execCommand("copy");
+      getSelection().removeAllRanges();
+    }
+    button.textContent = "Copied";
+    setTimeout(() => { button.textContent = "Copy"; }, 1500);
+  });
+  place.append(button);
+}

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pdvsim.bench.resultfiles import Records
+from pdvsim.bench.results import Records
 from pdvsim.sim.core import KINDS
 from pdvsim.sim.records import LANES, Columns
 
@@ -43,6 +43,10 @@ class Steps:
         values = np.concatenate(([0.0], self.values))
         area = np.concatenate(([0.0], np.cumsum(values * np.diff(times))))
         return np.diff(np.interp(edges_s, times, area)) / np.diff(edges_s)
+
+    def at(self, times_s: Floats) -> Floats:
+        """The value at some times."""
+        return np.append(0.0, self.values)[np.searchsorted(self.times_s, times_s, "right")]
 
 
 def present(start_s: Floats, end_s: Floats, weight: Floats | None = None) -> Steps:
@@ -82,18 +86,21 @@ def bytes_per_s(launches: Columns) -> Steps:
     return present(launches["start_s"][some], launches["end_s"][some], launches["bytes"][some] / took_s[some])
 
 
-def over_time(records: Records, bandwidths: Sequence[float], bins: int = BINS) -> dict[str, Any]:
-    """A run in `bins` equal parts: lanes by name; shares of one GPU are averaged over the GPUs of the lane.
-
-    `bandwidths` are bytes per second of each GPU of a server.
-    """
+def parts_of(records: Records, bins: int = BINS) -> Floats:
+    """The edges of `bins` equal parts of a run."""
     requests, launches = records.requests, records.launches
     start_s = float(requests["arrival_s"].min())
     end_s = max(float(requests["finish_s"].max()), float(launches["end_s"].max(initial=start_s)), start_s + 1e-6)
-    edges = np.linspace(start_s, end_s, bins + 1)
+    return np.linspace(start_s, end_s, bins + 1)
+
+
+def over_time(requests: Columns, launches: Columns, bandwidths: Sequence[float], edges: Floats) -> dict[str, Any]:
+    """A run between equally distant edges: lanes by name; shares of one GPU are averaged over the GPUs of the lane.
+
+    `bandwidths` are bytes per second of each GPU of a server.
+    """
     series: dict[str, Any] = {
-        "start_s": start_s,
-        "bin_s": (end_s - start_s) / bins,
+        "edges_s": edges,
         "waiting": waiting(requests).mean(edges),
         "in_flight": in_flight(requests).mean(edges),
         "queue": {},

@@ -1,7 +1,7 @@
 """One answer as a page: title, setting, sections, plots and provenance.
 
-A single HTML file that needs no network. Its only script adds a copy button to commands. All content is escaped, and a
-content security policy forbids loading anything.
+A single HTML file that needs no network. All content is escaped, and a content security policy forbids loading
+anything.
 """
 
 from __future__ import annotations
@@ -9,13 +9,14 @@ from __future__ import annotations
 import base64
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from html import escape
 from itertools import groupby
 from typing import TYPE_CHECKING, Any, Protocol
 
 from pdvsim.bench.output import picture
-from pdvsim.view.report import html_page
+from pdvsim.view.charts import Chart
+from pdvsim.view.report import page
 from pdvsim.view.style import number_text
 
 if TYPE_CHECKING:
@@ -63,16 +64,18 @@ class Sheet:
     sections: Sequence[PageSection]
     pictures: Mapping[str, Figure] = field(default_factory=dict)  # by heading
     facts: Mapping[str, Any] = field(default_factory=dict)  # provenance, one level or two
+    charts: Sequence[Chart] = ()  # before all sections
 
     def html(self) -> str:
         images = {name: f'<div class="scroll">{image(figure, name)}</div>' for name, figure in self.pictures.items()}
-        shown = [
+        sections = [
             (name or "Figures", parts_html(parts) + images.pop(name, "")) for name, parts in self.sections if parts
         ]
-        blocks = [*images.items(), *shown, ("Provenance", provenance(self.facts))]
-        body = "\n".join(f"<section><h2>{escape(name)}</h2>{block}</section>" for name, block in blocks)
-        scripts = ["copy.js"] if 'class="command"' in body else []
-        return html_page(self.title, self.lead, f"<main>\n{body}\n</main>", scripts)
+        blocks = [*images.items(), *sections, ("Provenance", facts_html(self.facts))]
+        shown = {chart.title or chart.x: {"": {"charts": [replace(chart, title="")]}} for chart in self.charts}
+        drawn = [{"id": f"chart-{at}", "title": n, "content": c} for at, (n, c) in enumerate(shown.items())]
+        still = [{"id": f"part-{at}", "title": name, "html": block} for at, (name, block) in enumerate(blocks)]
+        return page({"title": self.title, "lead": self.lead, "parts": [*drawn, *still]})
 
 
 def parts_html(parts: Iterable[str | Showable]) -> str:
@@ -126,7 +129,7 @@ def flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
     return texts
 
 
-def provenance(facts: Mapping[str, Any]) -> str:
+def facts_html(facts: Mapping[str, Any]) -> str:
     """Facts as a list, with collapsed groups."""
     plain = {name: value for name, value in facts.items() if not isinstance(value, Mapping)}
     groups = [(name, group) for name, group in facts.items() if isinstance(group, Mapping) and group]

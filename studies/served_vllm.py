@@ -1,0 +1,198 @@
+"""A real vLLM beside its simulation: `python studies/served_vllm.py [PICTURE.png]` prints the tables and draws.
+
+Every bench of `calibration/data/h200/vllm/rows.jsonl` is simulated with its own requests on the newest constants of
+vLLM on an H200; none was fitted to rows marked held out. Gains are ratios of TPOT to the same model's server without a
+drafter under the same load. The regret is what the server loses that is predicted to be the best of those measured
+under one load, by TPOT. Takes about two minutes of one core.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from pdvsim.calibration.validate.bench import METRIC, BenchedLoad
+from pdvsim.sim.config import Acceptance, Hardware, Server, Traffic
+from pdvsim.sim.metrics.summary import summarise
+from pdvsim.sim.run import simulate
+from pdvsim.sim.workload.requests import Workload
+
+ROWS = Path(__file__).parents[1] / "calibration" / "data" / "h200" / "vllm" / "rows.jsonl"
+USUAL_BUDGET = 8192  # tokens per step of vLLM on an H200
+DRAFTERS = {"draft_model": "a draft model of 1B", "eagle3": "EAGLE-3", "ngram": "n-gram", None: "no drafter"}
+METRICS = {"mean_tpot_ms": "TPOT", "output_throughput": "throughput", "mean_ttft_ms": "TTFT", "p99_itl_ms": "P99 ITL"}
+
+
+class Bench(NamedTuple):
+    """One bench of a real server: what it measured, and what its simulation gives."""
+
+    row: dict[str, Any]
+    predicted: dict[str, float]
+
+    @property
+    def model(self) -> str:
+        return model_of(self.row)
+
+    @property
+    def drafts(self) -> str:
+        """What drafts, and how far."""
+        asked = self.row["speculation"]
+        return DRAFTERS[None] if asked is None else f"{DRAFTERS[asked['method']]}, k={asked['num_speculative_tokens']}"
+
+    @property
+    def usual(self) -> bool:
+        """Whether the server has no setting besides its drafter."""
+        return not re.search("eager|async|batched", self.row["serve"])
+
+    def error(self, metric: str) -> float:
+        return float(self.predicted[metric] / self.row[metric] - 1)
+
+
+def model_of(row: dict[str, Any]) -> str:
+    """The model as pdvsim names it."""
+    return str(row["model"]) + ("-fp8" if "--quantization fp8" in row["serve"] else "")
+
+
+def predicted(row: dict[str, Any]) -> dict[str, float]:
+    """The metrics of a row's load on a simulated server."""
+    asked, load, model = row["speculation"] or {}, row["load"], model_of(row)
+    k, rates = asked.get("num_speculative_tokens", 0), tuple(asked.get("synthetic_acceptance_rates", ()))
+    drafter = {"draft_model": asked.get("model"), "eagle3": f"eagle3-{model}", "ngram": "ngram", None: "none"}
+    budget = re.search(r"max-num-batched-tokens (\d+)", row["serve"])
+    server = Server(
+        f"{drafter[asked.get('method')]}:{model}", max_num_seqs=1024,
+        max_num_batched_tokens=int(budget[1]) if budget else USUAL_BUDGET,
+        async_scheduling=False if "no-async" in row["serve"] else None, enforce_eager="eager" in row["serve"],
+    )  # fmt: skip
+    lengths = np.array([row["input_lens"], row["output_lens"]]).T
+    prompt, output = lengths.mean(axis=0).round().astype(int).tolist()
+    traffic = Traffic(
+        "random", num_prompts=len(lengths), request_rate=load.get("rate", np.inf), max_concurrency=load.get("c"),
+        input_len=prompt, output_len=output,
+    )  # fmt: skip
+    sent_s = np.concatenate(list(Workload(traffic, Acceptance()).arrivals())) * ("rate" in load)
+    measured = {name: value for name, value in row.items() if METRIC.fullmatch(name)}
+    benched = BenchedLoad(traffic, lengths, sent_s, k, rates, measured, ())
+    arch = "colocated" if k else "autoregressive"
+    hardware = Hardware("h200", engine=f"vllm=={row['version']}")
+    experiment = benched.experiment(arch, Acceptance(), server, hardware, k)
+    return summarise(simulate(experiment, requests=benched.requests(experiment.acceptance)))
+
+
+def markdown(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    lines = [f"| {' | '.join(line)} |" for line in (header, *rows)]
+    return "\n".join([lines[0], "|" + "---|" * len(header), *lines[1:], ""])
+
+
+def spread(errors: Sequence[float]) -> str:
+    """Median / 95th percentile of their sizes."""
+    median, most = np.quantile(np.abs(errors), [0.5, 0.95])
+    return f"{median:.1%} / {most:.0%}"
+
+
+def grouped(benches: Iterable[Bench], key: Callable[[Bench], str]) -> dict[str, list[Bench]]:
+    groups = defaultdict(list)
+    for bench in benches:
+        groups[key(bench)].append(bench)
+    return dict(groups)
+
+
+def errors(benches: Sequence[Bench]) -> str:
+    """Errors by model, drafter and setting, and of visible and held-out rows."""
+
+    def kind(bench: Bench) -> str:
+        drafts = bench.drafts.partition(",")[0]
+        flags = re.findall(r"--(?!kv-cache|gpu-mem|load|max-model|quant|spec)[a-z-]+(?: \d+)?", bench.row["serve"])
+        return f"{bench.model}, {drafts}" + (f", `{flags[0]}`" if flags else "")
+
+    parts = grouped(benches, kind)
+    parts["all, visible"] = [bench for bench in benches if not bench.row["held_out"]]
+    parts["all, held out"] = [bench for bench in benches if bench.row["held_out"]]
+    rows = [
+        [name, str(len(part)), *(spread([bench.error(metric) for bench in part]) for metric in METRICS)]
+        for name, part in parts.items()
+    ]
+    return markdown(["server", "benches", *METRICS.values()], rows)
+
+
+def gains(benches: Sequence[Bench]) -> list[tuple[Bench, float, float]]:
+    """Benches with a drafter, and how many times as fast as without they are: measured, predicted."""
+    usual = [bench for bench in benches if bench.usual]
+    plain = {(bench.model, bench.row["bench"]): bench for bench in usual if bench.row["speculation"] is None}
+    pairs = [(bench, plain.get((bench.model, bench.row["bench"]))) for bench in usual if bench.row["speculation"]]
+    return [
+        (bench, base.row["mean_tpot_ms"] / bench.row["mean_tpot_ms"],
+         base.predicted["mean_tpot_ms"] / bench.predicted["mean_tpot_ms"])
+        for bench, base in pairs if base is not None
+    ]  # fmt: skip
+
+
+def gain_table(benches: Sequence[Bench]) -> str:
+    """Measured and predicted gains by drafter and load."""
+    rows = [
+        [bench.model, bench.drafts, bench.row["bench"].replace("_", " "), f"{real:.2f}", f"{told:.2f}",
+         f"{told / real - 1:+.0%}", "held out" if bench.row["held_out"] else ""]
+        for bench, real, told in gains(benches)
+    ]  # fmt: skip
+    return markdown(["model", "drafter", "load", "measured", "predicted", "error", ""], rows)
+
+
+def regrets(benches: Sequence[Bench]) -> str:
+    """What is predicted to be best of three or more servers under one load, and what it loses."""
+    rows = []
+    usual = [bench for bench in benches if bench.usual]
+    for load, group in grouped(usual, lambda bench: f"{bench.model}, {bench.row['bench'].replace('_', ' ')}").items():
+        if len({bench.drafts for bench in group}) > 1:
+            best = min(group, key=lambda bench: bench.row["mean_tpot_ms"])
+            chosen = min(group, key=lambda bench: bench.predicted["mean_tpot_ms"])
+            lost = chosen.row["mean_tpot_ms"] / best.row["mean_tpot_ms"] - 1
+            rows.append([load, str(len(group)), best.drafts, chosen.drafts, f"{lost:.1%}"])
+    return markdown(["load", "servers", "measured best", "predicted best", "loss"], rows)
+
+
+def draw(benches: Sequence[Bench], path: str) -> None:
+    """Measured gains against predicted ones; rings are held out."""
+    import matplotlib.pyplot as plt
+    import seaborn as sns
+
+    sns.set_theme(style="whitegrid")
+    figure, axes = plt.subplots(figsize=(6, 5))
+    groups = grouped([bench for bench, *_ in gains(benches)], lambda bench: f"{bench.model}, {bench.drafts}")
+    told = {id(bench.row): (foreseen, real) for bench, real, foreseen in gains(benches)}
+    for (name, group), colour in zip(sorted(groups.items()), sns.color_palette("husl", len(groups)), strict=True):
+        x, y = zip(*(told[id(bench.row)] for bench in group), strict=True)
+        faces = ["none" if bench.row["held_out"] else colour for bench in group]
+        axes.scatter(x, y, s=40, facecolors=faces, edgecolors=[colour], label=name, zorder=3)
+    ends = 0.2, 2.2
+    axes.plot(ends, ends, color="0.4", linewidth=1)
+    ticks = [0.25, 0.5, 0.75, 1, 1.5, 2]
+    axes.set(xscale="log", yscale="log", xlim=ends, ylim=ends, xlabel="predicted gain", ylabel="measured gain")
+    for axis in (axes.xaxis, axes.yaxis):
+        axis.set_ticks(ticks, [f"{tick:g}" for tick in ticks])
+        axis.set_minor_locator(plt.NullLocator())
+    axes.axhline(1, color="0.7", linewidth=1)
+    axes.axvline(1, color="0.7", linewidth=1)
+    axes.set_title("Speculation on vLLM 0.22.1, one H200: TPOT without drafts over TPOT with", fontsize=10)
+    axes.legend(fontsize=7, loc="upper left")
+    figure.savefig(path, dpi=130, bbox_inches="tight")
+
+
+def main() -> None:
+    """Print the tables, and draw where a picture is named."""
+    rows = [json.loads(line) for line in ROWS.read_text(encoding="utf-8").splitlines()]
+    cold = [row for row in rows if "prefix" not in row["load"]]  # the others' prompts are cached from the warm-up on
+    benches = [Bench(row, predicted(row)) for row in cold]
+    print(errors(benches), gain_table(benches), regrets(benches), sep="\n")
+    if sys.argv[1:]:
+        draw(benches, sys.argv[1])
+
+
+if __name__ == "__main__":
+    main()
