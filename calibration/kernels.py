@@ -20,7 +20,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from pdvsim.calibration.join import middle
+from pdvsim.bench.join import middle
 from pdvsim.sim.core import ServingEngine
 from pdvsim.sim.models.specs import GpuSpec
 from pdvsim.sim.prices.kernels import TOPK, KernelTables

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
-from pdvsim.calibration.join import of_metric
+from pdvsim.bench.join import of_metric
 from pdvsim.calibration.validate.servers import read_rows
 from pdvsim.calibration.validate.silicon import PredictedRow, joined, ratios
 

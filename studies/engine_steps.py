@@ -18,8 +18,8 @@ import zlib
 import numpy as np
 from scipy.optimize import lsq_linear
 
+from pdvsim.bench.join import of_metric
 from pdvsim.bench.pool import parallel_map
-from pdvsim.calibration.join import of_metric
 from pdvsim.calibration.validate.servers import SiliconRow, not_simulated, read_rows
 from pdvsim.calibration.validate.silicon import PredictedRow, predict
 from pdvsim.sim.engines.profiles import engine_profile

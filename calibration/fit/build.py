@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from pdvsim.bench.join import middle
 from pdvsim.bench.pool import parallel_map
 from pdvsim.calibration.fit.corun import FOLDS as CORUN_FOLDS
 from pdvsim.calibration.fit.corun import Corun, fit_corun
@@ -15,7 +16,6 @@ from pdvsim.calibration.fit.forward import Kernels, Solo, fit_solo
 from pdvsim.calibration.fit.points import layer_courses, medians, reach_of
 from pdvsim.calibration.fit.power import PowerCalibration, at_full_clock, fit_power
 from pdvsim.calibration.fit.service import WarmUp, in_service
-from pdvsim.calibration.join import middle
 from pdvsim.common.files import write_whole
 from pdvsim.realrun.engine.buckets import CHUNK_BUCKETS, PROGRAMS_PER_SM, ROW_BUCKETS, SMALL_BYTES, SMALL_TOKENS
 from pdvsim.sim.models.specs import GpuSpec, ModelSpec

@@ -23,8 +23,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from pdvsim.bench.join import middle
 from pdvsim.calibration.fit.points import Floats
-from pdvsim.calibration.join import middle
 from pdvsim.calibration.validate.bench import drafts_of
 from pdvsim.sim.models.specs import GpuSpec, Pair
 from pdvsim.sim.prices.forward import ForwardTerms

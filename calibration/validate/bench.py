@@ -20,7 +20,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pdvsim.calibration.join import Joined
+from pdvsim.bench.join import Joined
+from pdvsim.bench.stats import resampled, resamples
 from pdvsim.calibration.validate.served import MOST_MS
 from pdvsim.sim.config import Acceptance, Arch, Experiment, Hardware, Scoring, Server, Traffic
 from pdvsim.sim.core import Request
@@ -37,7 +38,6 @@ METRIC = re.compile(
     r"(?P<mark>mean|median|p(?P<percentile>\d+(\.\d+)?))_(?P<family>ttft|tpot|itl|e2el)_ms"
 )
 Floats = NDArray[np.float64]
-RESAMPLES = 200
 INTERVAL = (0.025, 0.975)
 LEAST_BEYOND = 5  # values above a percentile, for its interval
 MODEL_NAMES = ("model_id", "model")  # of vLLM and SGLang
@@ -259,8 +259,7 @@ def intervals(first: BenchedLoad, second: BenchedLoad) -> dict[str, tuple[float,
     if first.times is None or second.times is None:
         return {}
     rng, loads = np.random.default_rng(0), (first, second)
-    drawn = [rng.integers(len(load.lengths), size=(RESAMPLES, len(load.lengths))) for load in loads]
-    counts = [np.array([np.bincount(each, minlength=one.shape[1]) for each in one]) for one in drawn]
+    counts = [resamples(rng, len(load.lengths)) for load in loads]
     if np.array_equal(first.lengths, second.lengths):
         counts[1] = counts[0]
     samples = [load.times.samples(load.lengths[:, 1]) for load in loads if load.times is not None]
@@ -273,13 +272,9 @@ def intervals(first: BenchedLoad, second: BenchedLoad) -> dict[str, tuple[float,
         fewest = min(len(of[metric["family"]][0]) for of in samples)
         if fewest * (1 - share) < LEAST_BEYOND or not fewest:  # a mean has no share
             continue
-        before, after = (_figures(*of[metric["family"]], each, share) for of, each in zip(samples, counts, strict=True))
+        before, after = (
+            resampled(*of[metric["family"]], each, share) for of, each in zip(samples, counts, strict=True)
+        )
         low, high = np.nanquantile(after / before - 1, INTERVAL)
         found[name] = (float(low), float(high))
     return found
-
-
-def _figures(values: Floats, of: NDArray[np.int64], counts: NDArray[np.int64], share: float) -> Floats:
-    """The figure of each resample: the quantile at `share`, or the mean where that is nan."""
-    drawn = (np.repeat(values, each[of]) for each in counts)
-    return np.array([np.mean(each) if math.isnan(share) else np.quantile(each, share) for each in drawn])

@@ -22,8 +22,8 @@ from typing import Any, get_args
 
 import numpy as np
 
+from pdvsim.bench.join import grouped, middle, relative, simulations
 from pdvsim.bench.pool import Row
-from pdvsim.calibration.join import grouped, middle, relative, simulations
 from pdvsim.calibration.validate.served import FAMILIES, METRICS, ServedRun
 from pdvsim.sim.assembly import covering_profile
 from pdvsim.sim.config import Contention, Experiment

@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from pdvsim.calibration.join import Joined, grouped, middle, of_metric
+from pdvsim.bench.join import Joined, grouped, middle, of_metric
 from pdvsim.calibration.validate.servers import FOLDER, ROUNDS, SiliconRow
 from pdvsim.sim.engines.profiles import engine_profile
 from pdvsim.sim.prices.shapes import Floats

@@ -30,7 +30,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from scipy.optimize import brentq
 
-from pdvsim.calibration.join import Joined, grouped, middle, of_metric
+from pdvsim.bench.join import Joined, grouped, middle, of_metric
 from pdvsim.sim.config import Acceptance, Experiment, Hardware, Server, Traffic
 from pdvsim.sim.core import ServingEngine
 from pdvsim.sim.engines.profiles import engine_profile, serving

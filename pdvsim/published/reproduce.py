@@ -12,12 +12,11 @@ from typing import Any, Literal
 
 import numpy as np
 
-from pdvsim.calibration.join import grouped
-from pdvsim.published.comparison import ComparisonModel
+from pdvsim.bench.join import grouped
 from pdvsim.published.poisson import PoissonModel
 from pdvsim.published.program import Score
 from pdvsim.published.tables import POISSON_PAIRS, SOURCE, CalibratedModel, Constant, Published
-from pdvsim.published.three_way import ThreeWayModel
+from pdvsim.published.three_way import ComparisonModel, ThreeWayModel
 from pdvsim.view.table import cell, grid, rows_table
 
 TableName = Literal["three-way", "poisson-30s", "model-comparison"]

@@ -10,7 +10,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from pdvsim.calibration.join import middle
+from pdvsim.bench.join import middle
 from pdvsim.calibration.validate.servers import ROUNDS, ServerLayout, SiliconRow, not_simulated, read_rows
 from pdvsim.calibration.validate.silicon import joined, over_rounds, predict, ratios, read_estimates
 from pdvsim.cli import main

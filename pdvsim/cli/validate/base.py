@@ -14,7 +14,6 @@ from pdvsim.cli.command import Command
 from pdvsim.common.console import say
 from pdvsim.sim.config import Contention
 from pdvsim.sim.limits import Jobs, Paths, Placed, Range, check_ranges
-from pdvsim.view.table import missing, percent_cell
 
 MeasuredEngine = Literal["all", "vllm", "sglang", "trtllm"]
 
@@ -94,16 +93,3 @@ def shipped() -> list[Path]:
     """The files of real runs that are included in pdvsim."""
     folder = Path(str(files("pdvsim.calibration"))) / "data" / "h200"
     return [folder / name for name in SHIPPED]
-
-
-def both_cell(errors: Mapping[str, float] | None) -> str:
-    """Median / 95th percentile, or a dash for nothing."""
-    if not errors or missing(errors["median"]):
-        return "-"
-    return f"{percent_cell(errors['median'])} / {percent_cell(errors['p95'])}"
-
-
-def missed(errors: Mapping[str, float], limits: Mapping[str, float]) -> str:
-    """The limits of a group's errors, and whether one is missed."""
-    verdict = " missed" * any(errors[name] > limit for name, limit in limits.items())
-    return " / ".join(map(percent_cell, limits.values())) + verdict

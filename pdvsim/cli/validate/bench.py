@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from pdvsim.bench.band import spanned
-from pdvsim.calibration.join import Joined
+from pdvsim.bench.join import Joined
 from pdvsim.calibration.validate.bench import BenchedLoad, check_drafter, intervals, read_load
 from pdvsim.cli.validate.base import Compared, ValidationCommand
 from pdvsim.decide.error import lead_error
