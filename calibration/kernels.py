@@ -12,7 +12,6 @@ import io
 import json
 import zipfile
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -21,6 +20,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
+from pdvsim.bench.join import middle
 from pdvsim.sim.core import ServingEngine
 from pdvsim.sim.models.specs import GpuSpec
 from pdvsim.sim.prices.kernels import TOPK, KernelTables
@@ -152,17 +152,7 @@ def as_bytes(tables: KernelTables) -> bytes:
     return buffer.getvalue()
 
 
-@dataclass(frozen=True)
-class KernelErrors:
-    """Errors of a kind of kernels at points left out of the interpolation."""
-
-    kernels: str
-    points: int
-    median: float
-    p95: float
-
-
-def left_out(tables: KernelTables) -> list[KernelErrors]:
+def left_out(tables: KernelTables) -> list[dict[str, Any]]:
     """Return the interpolated time of each timed shape from the others: products, and experts by their tokens.
 
     Attention is read as lines in the context; its errors are those of the lines at the timed contexts.
@@ -178,11 +168,7 @@ def left_out(tables: KernelTables) -> list[KernelErrors]:
     for kind in tables.kinds("decode"):
         if kind.endswith("-0"):
             errors[f"decode attention, {kind.removesuffix('-0')}"] = _off_lines(tables, kind)
-    return [
-        KernelErrors(name, off.size, float(np.median(np.abs(off))), float(np.quantile(np.abs(off), 0.95)))
-        for name, off in errors.items()
-        if off.size
-    ]
+    return [{"kernels": name, "points": off.size, **middle(off)} for name, off in errors.items() if off.size]
 
 
 def _left_out_tokens(tables: KernelTables, kind: str) -> NDArray[np.float64]:

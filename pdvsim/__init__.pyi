@@ -3,7 +3,7 @@ from collections.abc import Mapping, Sequence
 from os import PathLike
 from typing import Any, Literal
 
-from pdvsim.cli.validate.options import Compared
+from pdvsim.cli.validate.base import Compared
 from pdvsim.decide.advice import Advice
 from pdvsim.decide.capacity import Capacities
 from pdvsim.decide.draft_table import DraftTable
@@ -422,49 +422,48 @@ def traffic(
     """
 
 def validate(
-    runs: str | PathLike[str] | Sequence[str | PathLike[str]] = ..., *, own_policies: bool = ..., held_out: bool = ...,
-    profile: str | PathLike[str] | None = ..., contention: Literal['fluid', 'serial', 'max'] = ..., ablations: bool =
-    ..., jobs: int | None = ..., bench: str | PathLike[str] | Sequence[str | PathLike[str]] = ..., silicon:
-    Literal['all', 'vllm', 'sglang', 'trtllm'] | None = ..., speculation: Literal['all', 'vllm', 'sglang', 'trtllm'] |
-    None = ..., rows: int | None = ..., kind: Literal['plain', 'expert-parallel', 'apart'] | None = ..., pair: str |
-    PathLike[str] | None = ..., arch: str | type[Policy] = ..., acceptance_rate: float = ..., acceptance_concentration:
-    float | None = ..., synthetic_acceptance_rates: float | Sequence[float] = ..., acceptance_model: str |
-    PathLike[str] | None = ..., acceptance_trace: str | PathLike[str] | None = ..., num_speculative_tokens: int | None
-    = ..., drafter: Literal['model', 'pard', 'eagle3', 'p-eagle', 'dflash', 'dspark', 'mtp', 'ngram', 'suffix', 'none']
-    | None = ..., controller: Literal['fixed', 'feedback', 'goodput', 'table', 'adaptive-verification'] = ...,
-    num_speculative_tokens_per_batch_size: str | PathLike[str] | Sequence[str | PathLike[str]] = ...,
-    adaptive_verification_profile_context_len: int = ..., min_speculative_tokens: int | None = ...,
-    max_speculative_tokens: int = ..., max_num_seqs: int = ..., max_draft_batch: int | None = ..., max_verify_batch:
-    int | None = ..., max_num_batched_tokens: int = ..., attention_dp_timeout_iters: int | None = ...,
-    attention_dp_batching_wait_iters: int = ..., max_prompts_per_forward: int | None = ..., async_scheduling: bool |
-    None = ..., enforce_eager: bool = ..., kv_cache: Literal['paged', 'reserved'] = ..., enable_prefix_caching: bool =
-    ..., quantization: Literal['fp8'] | None = ..., kv_cache_dtype: Literal['auto', 'fp8'] = ..., expert_overlap: float
-    | None = ..., num_workers: int = ..., max_decode_queue: int = ..., verify_gather: Literal['auto', 'always',
+    runs: str | PathLike[str] | Sequence[str | PathLike[str]] = ..., *, pair: str | PathLike[str] | None = ..., arch:
+    str | type[Policy] = ..., bench: str | PathLike[str] | Sequence[str | PathLike[str]] = ..., acceptance_rate: float
+    = ..., acceptance_concentration: float | None = ..., synthetic_acceptance_rates: float | Sequence[float] = ...,
+    acceptance_model: str | PathLike[str] | None = ..., acceptance_trace: str | PathLike[str] | None = ...,
+    num_speculative_tokens: int | None = ..., drafter: Literal['model', 'pard', 'eagle3', 'p-eagle', 'dflash',
+    'dspark', 'mtp', 'ngram', 'suffix', 'none'] | None = ..., controller: Literal['fixed', 'feedback', 'goodput',
+    'table', 'adaptive-verification'] = ..., num_speculative_tokens_per_batch_size: str | PathLike[str] | Sequence[str
+    | PathLike[str]] = ..., adaptive_verification_profile_context_len: int = ..., min_speculative_tokens: int | None =
+    ..., max_speculative_tokens: int = ..., max_num_seqs: int = ..., max_draft_batch: int | None = ...,
+    max_verify_batch: int | None = ..., max_num_batched_tokens: int = ..., attention_dp_timeout_iters: int | None =
+    ..., attention_dp_batching_wait_iters: int = ..., max_prompts_per_forward: int | None = ..., async_scheduling: bool
+    | None = ..., enforce_eager: bool = ..., kv_cache: Literal['paged', 'reserved'] = ..., enable_prefix_caching: bool
+    = ..., quantization: Literal['fp8'] | None = ..., kv_cache_dtype: Literal['auto', 'fp8'] = ..., expert_overlap:
+    float | None = ..., num_workers: int = ..., max_decode_queue: int = ..., verify_gather: Literal['auto', 'always',
     'never'] = ..., admission_factor: float = ..., hybrid_threshold: int = ..., ahead_fan: int | None = ..., priority:
-    Literal['none', 'stream', 'dynamic', 'preemptive', 'partition'] = ..., gpu: str | PathLike[str] = ..., machine: str
-    | PathLike[str] | None = ..., engine: str | PathLike[str] | None = ..., band: bool = ..., padding:
-    Literal['profile', 'vllm', 'sglang', 'tensorrt-llm'] = ..., gpu_memory_utilization: float = ...,
-    kv_capacity_tokens: int | None = ..., kv_offload_gb: float = ..., kv_offload_ssd_gb: float = ..., kv_offload_link:
-    Literal['pcie5', 'pcie4'] = ..., tensor_parallel_size: int = ..., draft_tensor_parallel_size: int | None = ...,
-    data_parallel_size: int = ..., enable_expert_parallel: bool = ..., all2all_backend:
-    Literal['allgather_reducescatter', 'deepep_low_latency', 'deepep_high_throughput', 'flashinfer_nvlink_two_sided'] |
-    None = ..., enable_eplb: bool = ..., num_redundant_experts: int = ..., place: str | PathLike[str] | Sequence[str |
-    PathLike[str]] = ..., disaggregate: str | PathLike[str] | None = ..., prefill_tensor_parallel_size: int | None =
-    ..., prefill_data_parallel_size: int | None = ..., kv_link: Literal['nvlink4', 'nvlink5', 'pcie5', 'pcie4',
-    'infiniband-xdr', '400gbe', '100gbe'] | None = ..., kv_transfer: Literal['layers', 'prompt'] = ..., draft_kv:
-    Literal['sent', 'recomputed'] = ..., cards: str | PathLike[str] | Sequence[str | PathLike[str]] = ..., link:
-    Literal['nvlink4', 'nvlink5', 'pcie5', 'pcie4', 'infiniband-xdr', '400gbe', '100gbe'] = ..., replicas: int = ...,
-    router: Literal['round-robin', 'least-loaded', 'random', 'prefix-aware'] = ..., model: str | PathLike[str] | None =
-    ...,
+    Literal['none', 'stream', 'dynamic', 'preemptive', 'partition'] = ..., gpu: str | PathLike[str] = ..., profile: str
+    | PathLike[str] | None = ..., machine: str | PathLike[str] | None = ..., engine: str | PathLike[str] | None = ...,
+    band: bool = ..., contention: Literal['fluid', 'serial', 'max'] = ..., padding: Literal['profile', 'vllm',
+    'sglang', 'tensorrt-llm'] = ..., gpu_memory_utilization: float = ..., kv_capacity_tokens: int | None = ...,
+    kv_offload_gb: float = ..., kv_offload_ssd_gb: float = ..., kv_offload_link: Literal['pcie5', 'pcie4'] = ...,
+    tensor_parallel_size: int = ..., draft_tensor_parallel_size: int | None = ..., data_parallel_size: int = ...,
+    enable_expert_parallel: bool = ..., all2all_backend: Literal['allgather_reducescatter', 'deepep_low_latency',
+    'deepep_high_throughput', 'flashinfer_nvlink_two_sided'] | None = ..., enable_eplb: bool = ...,
+    num_redundant_experts: int = ..., place: str | PathLike[str] | Sequence[str | PathLike[str]] = ..., disaggregate:
+    str | PathLike[str] | None = ..., prefill_tensor_parallel_size: int | None = ..., prefill_data_parallel_size: int |
+    None = ..., kv_link: Literal['nvlink4', 'nvlink5', 'pcie5', 'pcie4', 'infiniband-xdr', '400gbe', '100gbe'] | None =
+    ..., kv_transfer: Literal['layers', 'prompt'] = ..., draft_kv: Literal['sent', 'recomputed'] = ..., cards: str |
+    PathLike[str] | Sequence[str | PathLike[str]] = ..., link: Literal['nvlink4', 'nvlink5', 'pcie5', 'pcie4',
+    'infiniband-xdr', '400gbe', '100gbe'] = ..., replicas: int = ..., router: Literal['round-robin', 'least-loaded',
+    'random', 'prefix-aware'] = ..., held_out: bool = ..., rows: int | None = ..., jobs: int | None = ..., silicon:
+    Literal['all', 'vllm', 'sglang', 'trtllm'] | None = ..., kind: Literal['plain', 'expert-parallel', 'apart'] | None
+    = ..., speculation: Literal['all', 'vllm', 'sglang', 'trtllm'] | None = ..., own_policies: bool = ..., ablations:
+    bool = ..., model: str | PathLike[str] | None = ...,
 ) -> Compared:
     """Compare measurements with simulations; nothing is served or written.
 
-    Returns: measurements and what is predicted for them.
+    Returns: measurements and what is predicted for them. Prints as tables.
 
     Main options:
 
-    - arch: With --bench: the architecture; vLLM is colocated. (default: colocated)
-    - pair: With --bench: the served models, as draft:target, or the target alone (or --model).
+    - arch: Architecture of the benchmarked server; vLLM is colocated. (default: colocated)
+    - pair: The models of the benchmarked server, as draft:target, or the target alone (or --model).
     - drafter: Draft model, eagle3 or mtp head, ngram or suffix search, or none; in parallel: pard (a draft model),
         p-eagle or dflash or dspark (heads). Default: as in --pair.
     - gpu: A GPU of `pdvsim profile --list`, or a TOML file that describes your own (docs/your-hardware.md). (default:
@@ -472,7 +471,7 @@ def validate(
     - tensor_parallel_size: Number of GPUs the target is sharded over: 1, 2, 4 or 8. With --place, each GPU that holds
         the target is a group of this size. (default: 1)
     - replicas: Number of independent copies of the whole server, with a router. (default: 1)
-    - num_speculative_tokens: With --bench: draft length; default: that of the benchmark.
+    - num_speculative_tokens: Draft length of the benchmarked server; default: that of the result.
     - acceptance_rate: Probability that a draft token is accepted (Leviathan's alpha), if no other form is given.
         (default: 0.6)
     - acceptance_model: Acceptance as measured for Llama-3.1-8B: cnn, gsm8k, instructcoder or sharegpt, followed by

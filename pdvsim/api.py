@@ -13,7 +13,6 @@ from dataclasses import MISSING, replace
 from importlib import import_module
 from typing import Any
 
-from pdvsim.cli.validate import compared
 from pdvsim.common.commandline import MOST_USED, described
 from pdvsim.common.options import Option, build, by_name, options
 from pdvsim.common.spelling import other_spellings
@@ -26,7 +25,7 @@ COMMANDS = {  # whose options are a function's keywords; imported with the funct
     "run": "run.AskedExperiment",
     "sweep": "sweep.SweepCommand",
     "traffic": "traffic.TrafficCommand",
-    "validate": "validate.options.Comparison",
+    "validate": "validate.Comparison",
     "winner_map": "map.MapCommand",
 }
 PRINTED = (  # options of what is printed and written, and of a folder's sweep
@@ -41,13 +40,14 @@ MAPPINGS = ("vary",)  # lists that may be given as dictionaries
 def function(name: str) -> Callable[..., Any]:
     """The function of that name: its keywords are the options of its command, and its help has the main ones."""
     kind, known = command_of(name)
-    answer: Callable[..., Any] = compared if name == "validate" else kind.answer  # type: ignore[attr-defined]
+    answer: Callable[..., Any] = kind.answer  # type: ignore[attr-defined]
     places = [option.name for option in known.values() if option.placed]
 
     def call(*placed: Any, **given: Any) -> Any:
         if len(placed) > len(places):
             raise TypeError(f"{name}() takes {len(places)} positional arguments, got {len(placed)}")
-        return answer(build(kind, by_name(dict(zip(places, placed, strict=False)) | given, known, "unknown option")))
+        given = dict(zip(places, placed, strict=False)) | given
+        return build(kind, by_name(given, known, "unknown option")).answer()  # type: ignore[attr-defined]
 
     others = [replace(known[name], name=other, default=None) for other, name in other_spellings(known)]
     keywords = [

@@ -12,28 +12,28 @@ from pathlib import Path
 
 import numpy as np
 
+from pdvsim.bench.join import of_metric
 from pdvsim.calibration.validate.servers import read_rows
-from pdvsim.calibration.validate.silicon import Prediction, ratios
+from pdvsim.calibration.validate.silicon import PredictedRow, joined, ratios
 
 LEAST_ROWS = 20  # of an engine on a card
 
 
-def errors_of(group: list[Prediction]) -> dict[str, float]:
+def errors_of(group: list[PredictedRow]) -> dict[str, float]:
     """Return the 95% range of the rows, and of the ratios of two of them."""
-    tpot = np.quantile([abs(one.tpot_error) for one in group], 0.95)
-    ttft = np.quantile([abs(one.ttft_error) for one in group if one.row.ttft_counts], 0.95)
-    figures = {"tpot": tpot, "ttft": ttft, "ratio": ratios(group)[1]}
+    tpot, ttft = (np.quantile(np.abs(of_metric(group, name)), 0.95) for name in ("tpot_ms", "ttft_ms"))
+    figures = {"tpot": tpot, "ttft": ttft, "ratio": ratios(group)["p95"]}
     return {name: round(float(value), 3) for name, value in figures.items()} | {"rows": len(group)}
 
 
 def main() -> None:
     rows = {row.id: row for row in read_rows()}
     held = [one for one in json.loads(Path(sys.argv[1]).read_text())["rows"] if rows[one["id"]].kind == "plain"]
-    predictions = [Prediction(rows[one["id"]], one["ttft_ms"], one["tpot_ms"]) for one in held]
+    predictions = [joined(rows[one["id"]], {name: one[name] for name in ("tpot_ms", "ttft_ms")}) for one in held]
     errors: dict[str, dict[str, dict[str, float]]] = {}
-    for engine in sorted({one.row.engine for one in predictions}):
-        own = [one for one in predictions if one.row.engine == engine]
-        parts = {card: [one for one in own if one.row.card == card] for card in sorted({one.row.card for one in own})}
+    for engine in sorted({one.of.engine for one in predictions}):
+        own = [one for one in predictions if one.of.engine == engine]
+        parts = {card: [one for one in own if one.of.card == card] for card in sorted({one.of.card for one in own})}
         parts["any"] = own
         errors[engine] = {card: errors_of(group) for card, group in parts.items() if len(group) >= LEAST_ROWS}
     print(json.dumps(errors, indent=1))

@@ -18,9 +18,10 @@ import zlib
 import numpy as np
 from scipy.optimize import lsq_linear
 
+from pdvsim.bench.join import of_metric
 from pdvsim.bench.pool import parallel_map
 from pdvsim.calibration.validate.servers import SiliconRow, not_simulated, read_rows
-from pdvsim.calibration.validate.silicon import Prediction, predict
+from pdvsim.calibration.validate.silicon import PredictedRow, predict
 from pdvsim.sim.engines.profiles import engine_profile
 from pdvsim.sim.prices.parts import ModelKernels, expert_kind, product_kind
 from pdvsim.sim.prices.steps import EngineStep
@@ -32,9 +33,9 @@ DOUBT = (2e-3, 3e-5, 2e-5, 0.2, 0.4, 1.0, 1e-5, 0.2, 0.8)  # how far a constant 
 RIDGE, ROUNDS, OUTLIER, LEAST_ERROR = 0.25, 40, 0.6, 0.02
 
 
-def slopes(one: Prediction, step: EngineStep) -> list[float]:
+def slopes(one: PredictedRow, step: EngineStep) -> list[float]:
     """By how much a row's TPOT changes with each constant: a decode step's parts, and the rest, which is prefill."""
-    row, spec = one.row, one.row.experiment.pair.target
+    row, spec = one.of, one.of.experiment.pair.target
     tables = engine_profile(row.engine, row.card).tables
     assert tables is not None
     kernels = ModelKernels(tables, spec)
@@ -53,7 +54,7 @@ def slopes(one: Prediction, step: EngineStep) -> list[float]:
     own = 0.0 if step.mxfp4_experts is not None and "mxfp4" in expert_kind(spec) else 1.0  # whether the rest is fitted
     decode = step.kernels * (dense + experts * few) + step.reduces * reduces + step.quantised_s * quantised
     decode += step.step_s + step.row_s * row.concurrency + step.layer_s * spec.layers
-    prefill = max(0.0, one.tpot_ms / 1000 - decode)
+    prefill = max(0.0, one.predicted["tpot_ms"] / 1000 - decode)
     many = np.array([4096.0])
     share = kernels.experts(many)[0] / (kernels.experts(many) + kernels.products(many))[0]
     return [
@@ -69,13 +70,13 @@ def slopes(one: Prediction, step: EngineStep) -> list[float]:
     ]
 
 
-def fitted(group: list[Prediction], step: EngineStep) -> np.ndarray:
+def fitted(group: list[PredictedRow], step: EngineStep) -> np.ndarray:
     """The constants that fit a group best, near the present ones."""
     now = np.array([getattr(step, name) for name in NAMES])
     design = np.array([slopes(one, step) for one in group])
-    measured = np.array([one.row.tpot_ms / 1000 for one in group])
-    rest = np.array([one.tpot_ms / 1000 for one in group]) - design @ now
-    names = [one.row.name for one in group]
+    measured = np.array([one.of.tpot_ms / 1000 for one in group])
+    rest = np.array([one.predicted["tpot_ms"] / 1000 for one in group]) - design @ now
+    names = [one.of.name for one in group]
     alike = np.array([names.count(name) for name in names])
     weight = np.ones(len(group))
     ridge = RIDGE * np.diag(1 / np.array(DOUBT))
@@ -89,7 +90,7 @@ def fitted(group: list[Prediction], step: EngineStep) -> np.ndarray:
     return np.asarray(best)
 
 
-def attempted(row: SiliconRow) -> Prediction | None:
+def attempted(row: SiliconRow) -> PredictedRow | None:
     """A row's prediction; None where the server could not hold its load."""
     try:
         return predict(row)
@@ -104,12 +105,12 @@ def main() -> None:
     rows = [row for row in rows if row.id not in absent]
     rows = [row for row in rows if not row.odd and zlib.crc32(row.id.encode()) // 3 % share == 0]
     predictions = [one for one in parallel_map(attempted, ((row,) for row in rows), lambda: None) if one is not None]
-    groups: dict[tuple[str, EngineStep], list[Prediction]] = {}
+    groups: dict[tuple[str, EngineStep], list[PredictedRow]] = {}
     for one in predictions:
-        step = engine_profile(one.row.engine, one.row.card, one.row.image).step
-        groups.setdefault((one.row.engine, step), []).append(one)
+        step = engine_profile(one.of.engine, one.of.card, one.of.image).step
+        groups.setdefault((one.of.engine, step), []).append(one)
     for (engine, step), group in groups.items():
-        errors = np.abs([one.tpot_error for one in group])
+        errors = np.abs(of_metric(group, "tpot_ms"))
         print(f"{engine}, {len(group)} rows: TPOT {np.median(errors):.1%} / {np.quantile(errors, 0.95):.1%} now")
         for name, value in zip(NAMES, fitted(group, step), strict=True):
             print(f"  {name}: {getattr(step, name):.3g} -> {value:.3g}")

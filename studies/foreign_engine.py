@@ -42,7 +42,7 @@ def main(folder: Path, gpu: str) -> None:
                 )
             for name, load in loads.items():
                 experiment = load.experiment("colocated", Acceptance(), server, hardware, None)
-                off = load.errors(summarise(simulate(experiment, requests=load.requests(experiment.acceptance))))
+                off = load.joined(summarise(simulate(experiment, requests=load.requests(experiment.acceptance)))).errors
                 both, first = [off["output_throughput"], off["mean_tpot_ms"]], off["mean_ttft_ms"]
                 label = "not corrected" if mine is None else "fitted" if name == fitted_to else "predicted"
                 print(f"  {name:4} {label:13} throughput {both[0]:+7.1%}  TPOT {both[1]:+7.1%}  TTFT {first:+7.1%}")

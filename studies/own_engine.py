@@ -14,10 +14,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from pdvsim.bench.join import middle
 from pdvsim.bench.output import check_folder
 from pdvsim.calibration.fit.build import save
 from pdvsim.calibration.fit.engine import calibrate_engine, read_bench, read_logs
-from pdvsim.calibration.fit.points import middle
 from pdvsim.calibration.validate.served import read_runs
 from pdvsim.common.files import write_whole
 from pdvsim.sim.metrics.summary import summarise

@@ -18,15 +18,19 @@ from typing import Any, get_args
 
 import numpy as np
 
-from pdvsim.published.comparison import BF16_FLOPS_PER_S, COMPARISON, PAIRS, RATES_PER_S, ComparisonModel
 from pdvsim.published.poisson import ALL_COMPLETED, Poisson, PoissonModel, poisson_jobs, poisson_scores, run_poisson
 from pdvsim.published.poisson import OUTPUT_TOKENS as POISSON_TOKENS
 from pdvsim.published.program import PublishedJob, Score, WholeSequence, coin_for, legacy_arrivals
 from pdvsim.published.reproduce import TableName
 from pdvsim.published.tables import THREE_WAY_PAIR, Key, Published, load_published
 from pdvsim.published.three_way import (
+    BF16_FLOPS_PER_S,
+    COMPARISON,
     FP32_FLOPS_PER_S,
+    PAIRS,
     PROMPT_TOKENS,
+    RATES_PER_S,
+    ComparisonModel,
     ThreeWayConfig,
     ThreeWayModel,
     score_three_way,

@@ -1,5 +1,8 @@
 """A real vLLM beside its simulation: `python studies/served_vllm.py [PICTURE.png]` prints the tables and draws.
 
+The last table has pdvsim's own engine and vLLM under the same requests (`own.jsonl`, `served.jsonl`), each run with
+what was predicted for it before.
+
 Every bench of `calibration/data/h200/vllm/rows.jsonl` is simulated with its own requests on the newest constants of
 vLLM on an H200; none was fitted to rows marked held out. Gains are ratios of TPOT to the same model's server without a
 drafter under the same load. The regret is what the server loses that is predicted to be the best of those measured
@@ -19,14 +22,16 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from pdvsim.calibration.validate.bench import METRIC, BenchedLoad
+from pdvsim.calibration.validate.served import read_runs
 from pdvsim.sim.config import Acceptance, Hardware, Server, Traffic
 from pdvsim.sim.metrics.summary import summarise
 from pdvsim.sim.run import simulate
 from pdvsim.sim.workload.requests import Workload
 
-ROWS = Path(__file__).parents[1] / "calibration" / "data" / "h200" / "vllm" / "rows.jsonl"
+DATA = Path(__file__).parents[1] / "calibration" / "data" / "h200" / "vllm"
 USUAL_BUDGET = 8192  # tokens per step of vLLM on an H200
 DRAFTERS = {"draft_model": "a draft model of 1B", "eagle3": "EAGLE-3", "ngram": "n-gram", None: "no drafter"}
+TAILS = ("tpot", "ttft")
 METRICS = {"mean_tpot_ms": "TPOT", "output_throughput": "throughput", "mean_ttft_ms": "TTFT", "p99_itl_ms": "P99 ITL"}
 
 
@@ -157,6 +162,41 @@ def regrets(benches: Sequence[Bench]) -> str:
     return markdown(["load", "servers", "measured best", "predicted best", "loss"], rows)
 
 
+def rivals() -> str:
+    """Both engines under the same requests: measured, and predicted in brackets."""
+    rows = []
+    for run in read_runs(DATA / "own.jsonl") + read_runs(DATA / "served.jsonl"):
+        experiment, real = run.experiment, run.metrics
+        traffic = experiment.traffic
+        if traffic.dataset_name == "sharegpt":
+            told = summarise(simulate(experiment))
+            load = (
+                f"{traffic.max_concurrency} clients" if traffic.max_concurrency else f"{traffic.request_rate:g} req/s"
+            )
+            engine = "vLLM" if experiment.hardware.engine == "vllm" else "pdvsim"
+            drafts = f", k={experiment.longest_draft}" if experiment.speculates else ", no drafter"
+            cells = [f"{real[name]:,.4g} ({told[name]:,.4g})" for name in ("mean_tpot_ms", "mean_ttft_ms")]
+            cells += [
+                " / ".join(f"{real[f'{mark}_{name}_ms']:.3g}" for mark in ("p50", "p95", "p99")) for name in TAILS
+            ]
+            busy = f"{run.meta['mean_gpu_percent']:.0f}% / {run.meta['mean_memory_percent']:.0f}%"
+            speed = f"{real['output_throughput']:,.0f} ({told['output_throughput']:,.0f})"
+            rows.append((load, [f"{engine} `{experiment.arch}`{drafts}", speed, *cells, busy]))
+    loads = list(dict.fromkeys(load for load, _ in rows))
+    ordered = sorted(rows, key=lambda row: loads.index(row[0]))
+    header = [
+        "load",
+        "server",
+        "tok/s",
+        "mean TPOT",
+        "mean TTFT",
+        "TPOT p50/95/99",
+        "TTFT p50/95/99",
+        "GPU / memory busy",
+    ]
+    return markdown(header, [[load, *cells] for load, cells in ordered])
+
+
 def draw(benches: Sequence[Bench], path: str) -> None:
     """Measured gains against predicted ones; rings are held out."""
     import matplotlib.pyplot as plt
@@ -186,10 +226,10 @@ def draw(benches: Sequence[Bench], path: str) -> None:
 
 def main() -> None:
     """Print the tables, and draw where a picture is named."""
-    rows = [json.loads(line) for line in ROWS.read_text(encoding="utf-8").splitlines()]
+    rows = [json.loads(line) for line in (DATA / "rows.jsonl").read_text(encoding="utf-8").splitlines()]
     cold = [row for row in rows if "prefix" not in row["load"]]  # the others' prompts are cached from the warm-up on
     benches = [Bench(row, predicted(row)) for row in cold]
-    print(errors(benches), gain_table(benches), regrets(benches), sep="\n")
+    print(errors(benches), gain_table(benches), regrets(benches), rivals(), sep="\n")
     if sys.argv[1:]:
         draw(benches, sys.argv[1])
 

@@ -20,7 +20,7 @@ from collections.abc import Mapping, Sequence
 from os import PathLike
 from typing import Any, Literal
 
-from pdvsim.cli.validate.options import Compared
+from pdvsim.cli.validate.base import Compared
 from pdvsim.decide.advice import Advice
 from pdvsim.decide.capacity import Capacities
 from pdvsim.decide.draft_table import DraftTable

@@ -164,9 +164,9 @@ def _mean(load: BenchedLoad) -> Observation:
 
 def _detailed(load: BenchedLoad, budget_tokens: int) -> list[Observation]:
     """The median step by number of decoding rows, and by prompts that fit a step; none if it is inconclusive."""
-    if load.tokens_s is None:
+    if load.times is None or load.times.sent_s is None:
         return []
-    sent_s, tokens_s = load.tokens_s
+    sent_s, tokens_s = load.times.sent_s, load.times.tokens_s(load.times.sent_s)
     own = [(prompt, times) for (prompt, _), times in zip(load.lengths, tokens_s, strict=True) if len(times) > 1]
     if not own:
         return []

@@ -8,11 +8,12 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from pdvsim.bench.join import middle
 from pdvsim.bench.pool import parallel_map
 from pdvsim.calibration.fit.corun import FOLDS as CORUN_FOLDS
 from pdvsim.calibration.fit.corun import Corun, fit_corun
 from pdvsim.calibration.fit.forward import Kernels, Solo, fit_solo
-from pdvsim.calibration.fit.points import layer_courses, medians, middle, reach_of
+from pdvsim.calibration.fit.points import layer_courses, medians, reach_of
 from pdvsim.calibration.fit.power import PowerCalibration, at_full_clock, fit_power
 from pdvsim.calibration.fit.service import WarmUp, in_service
 from pdvsim.common.files import write_whole
@@ -224,6 +225,11 @@ def power_errors(heated: PowerCalibration) -> dict[str, Any]:
     }
 
 
+def as_bytes(profile: Profile) -> bytes:
+    """A profile as the JSON that `pdvsim.sim.prices.profile.load` reads."""
+    return (json.dumps(profile.document(), indent=1) + "\n").encode()
+
+
 def save(profile: Profile, path: str | Path) -> None:
-    """Write a profile as JSON that `pdvsim.sim.prices.profile.load` reads."""
-    write_whole(Path(path), (json.dumps(profile.document(), indent=1) + "\n").encode())
+    """Write a profile."""
+    write_whole(Path(path), as_bytes(profile))

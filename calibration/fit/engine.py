@@ -23,7 +23,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pdvsim.calibration.fit.points import Floats, middle
+from pdvsim.bench.join import middle
+from pdvsim.calibration.fit.points import Floats
+from pdvsim.calibration.validate.bench import drafts_of
 from pdvsim.sim.models.specs import GpuSpec, Pair
 from pdvsim.sim.prices.forward import ForwardTerms
 from pdvsim.sim.prices.profile import SCHEMA, HostCost, Profile
@@ -150,19 +152,15 @@ def read_bench(path: str) -> BenchRun:
     gaps = _gaps(document)
     if gaps is None:
         raise ValueError(f"{path}: neither itls nor median_itl_ms; bench with --save-detailed")
-    rounds, drafted = document.get("spec_decode_num_drafts") or 0, document.get("spec_decode_draft_tokens") or 0
-    return BenchRun(path, concurrency, round(drafted / rounds) if rounds else 0, gaps)
+    return BenchRun(path, concurrency, drafts_of(path, document)[0], gaps)
 
 
 def _gaps(document: dict[str, Any]) -> float | None:
     """Median seconds between outputs."""
     itls = document.get("itls")
-    if isinstance(itls, list) and itls:
-        flat = [
-            gap for one in itls if isinstance(one, list) for gap in one if isinstance(gap, (int, float)) and gap > 0
-        ]
-        if flat:
-            return float(np.median(flat))
+    lists = [one for one in itls if isinstance(one, list)] if isinstance(itls, list) else []
+    if seconds := [gap for one in lists for gap in one if isinstance(gap, (int, float)) and gap > 0]:
+        return float(np.median(seconds))
     median = document.get("median_itl_ms")
     return median / 1e3 if isinstance(median, (int, float)) and median > 0 else None
 

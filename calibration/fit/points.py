@@ -1,9 +1,8 @@
-"""Measured samples as points, what the simulator's latency model makes of them, and how errors are summed up."""
+"""Measured samples as points, and what the simulator's latency model makes of them."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -77,9 +76,3 @@ def reach_of(samples: pd.DataFrame) -> Reach:
         prompt_start=int(samples["chunk_start"].max()),
         tokens=int(tokens.max()),
     )
-
-
-def middle(errors: Sequence[float] | Floats) -> dict[str, float]:
-    """Median and 95th percentile of the errors' sizes; nan where there are none."""
-    sizes = np.abs(np.asarray(errors, np.float64)) if len(errors) else np.array([math.nan])
-    return {"median": float(np.median(sizes)), "p95": float(np.percentile(sizes, 95))}

@@ -20,6 +20,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from pdvsim.bench.join import Joined
+from pdvsim.bench.stats import resampled, resamples
+from pdvsim.calibration.validate.served import MOST_MS
 from pdvsim.sim.config import Acceptance, Arch, Experiment, Hardware, Scoring, Server, Traffic
 from pdvsim.sim.core import Request
 from pdvsim.sim.limits import MAX_REQUESTS
@@ -31,10 +34,41 @@ from pdvsim.sim.workload.own import bench_document, read_own
 from pdvsim.sim.workload.requests import Workload
 
 METRIC = re.compile(
-    r"(request|output|total_token)_throughput|(mean|median|p(?P<percentile>\d+(\.\d+)?))_(ttft|tpot|itl|e2el)_ms"
+    r"(request|output|total_token)_throughput|"
+    r"(?P<mark>mean|median|p(?P<percentile>\d+(\.\d+)?))_(?P<family>ttft|tpot|itl|e2el)_ms"
 )
+Floats = NDArray[np.float64]
+INTERVAL = (0.025, 0.975)
+LEAST_BEYOND = 5  # values above a percentile, for its interval
 MODEL_NAMES = ("model_id", "model")  # of vLLM and SGLang
 MOST_OVER = 1.1  # that the parts of a result may be over the whole: a last chunk, an end seen late
+
+
+@dataclass(frozen=True)
+class TokenTimes:
+    """When the tokens of each request of a benchmark came."""
+
+    first_s: Floats  # after it was sent
+    gaps_s: list[Floats]
+    sent_s: Floats | None = None  # None: not in the result
+
+    def tokens_s(self, sent_s: Floats) -> list[Floats]:
+        """The times of all tokens of each request, by the clock of when they were sent."""
+        starts = zip(sent_s, self.first_s, self.gaps_s, strict=True)
+        return [sent + np.cumsum([first, *gaps]) for sent, first, gaps in starts]
+
+    def samples(self, outputs: NDArray[np.int64]) -> dict[str, tuple[Floats, NDArray[np.int64]]]:
+        """Milliseconds of each family of metrics, and the request of each; TPOT of outputs of several tokens."""
+        requests, sizes = np.arange(len(outputs)), [len(gaps) for gaps in self.gaps_s]
+        decode_s = np.array([gaps.sum() for gaps in self.gaps_s])
+        several = outputs > 1
+        timed = {
+            "ttft": (self.first_s, requests),
+            "tpot": (decode_s[several] / (outputs[several] - 1), requests[several]),
+            "itl": (np.concatenate([*self.gaps_s, np.zeros(0)]), np.repeat(requests, sizes)),
+            "e2el": (self.first_s + decode_s, requests),
+        }
+        return {family: (1e3 * seconds, of) for family, (seconds, of) in timed.items()}
 
 
 @dataclass(frozen=True)
@@ -43,13 +77,13 @@ class BenchedLoad:
 
     traffic: Traffic  # how they were sent; its lengths are the means
     lengths: Lengths
-    arrival_s: NDArray[np.float64]
+    arrival_s: Floats
     k: int  # draft length; 0: none
     accepted: tuple[float, ...]  # share of drafts at each position; none where the result does not say
     measured: dict[str, float]
     notes: tuple[str, ...]  # how the load was taken from the result
     model: str | None = None  # that was served, as the result names it
-    tokens_s: tuple[NDArray[np.float64], list[NDArray[np.float64]]] | None = None  # when requests were sent, and tokens
+    times: TokenTimes | None = None  # None: the result has no details
 
     def experiment(
         self, arch: Arch, acceptance: Acceptance, server: Server, hardware: Hardware, k: int | None
@@ -80,10 +114,9 @@ class BenchedLoad:
         rows = zip(self.arrival_s.tolist(), *self.lengths.T.tolist(), runs, strict=True)
         return [Request(number, *row) for number, row in enumerate(rows)]
 
-    def errors(self, predicted: Mapping[str, float]) -> dict[str, float]:
-        """Predicted over measured, less one, of every metric that both have."""
-        both = (name for name in self.measured if math.isfinite(predicted.get(name, math.nan)))
-        return {name: predicted[name] / self.measured[name] - 1 for name in both}
+    def joined(self, predicted: Mapping[str, Any]) -> Joined[BenchedLoad]:
+        """The benchmark with what is predicted of it."""
+        return Joined(self, self.measured, {name: predicted[name] for name in self.measured if name in predicted})
 
 
 def check_drafter(pair: str, server: Server) -> None:
@@ -97,7 +130,7 @@ def check_drafter(pair: str, server: Server) -> None:
 def read_load(path: str) -> BenchedLoad:
     """The load of a result; a ValueError of one line where it is none."""
     document = bench_document(path)
-    measured = {name: value for name, value in document.items() if METRIC.fullmatch(name) and _positive(value)}
+    measured = _metrics(path, document)
     if "output_throughput" not in measured:
         raise ValueError(f"{path}: no result of `vllm bench serve`: it has no output_throughput")
     rate, limit = math.inf, document.get("max_concurrency")
@@ -125,34 +158,45 @@ def read_load(path: str) -> BenchedLoad:
             raise ValueError(f"{path}: a ramp of the rate without start_times: bench with --save-detailed")
         sent_s = np.concatenate(list(Workload(traffic, Acceptance()).arrivals()))
         notes += ["no start_times: arrivals drawn at the same rate"] if paced else []
-    k, accepted = _drafts(path, document)
+    k, accepted = drafts_of(path, document)
     model = next((document[name] for name in MODEL_NAMES if isinstance(document.get(name), str)), None)
     times = _token_times(path, document, len(lengths))
     return BenchedLoad(traffic, lengths, sent_s, k, accepted, measured, tuple(notes), model, times)
 
 
-def _token_times(
-    path: str, document: Mapping[str, Any], requests: int
-) -> tuple[NDArray[np.float64], list[NDArray[np.float64]]] | None:
-    """Return when each request was sent and its tokens came; None where the result does not say so of every request."""
-    columns = [document.get(name) for name in ("start_times", "ttfts", "itls")]
-    if not isinstance(columns[2], list) or len(columns[2]) != requests:
+def _metrics(path: str, document: Mapping[str, Any]) -> dict[str, float]:
+    """The metrics above 0; a ValueError where a time is longer than the benchmark or than anyone waits."""
+    lasted_s = document["duration"] if _positive(document.get("duration")) else MOST_MS / 1e3
+    numbers = {name: value for name, value in document.items() if METRIC.fullmatch(name) and _number_above_0(value)}
+    for name, value in numbers.items():
+        if name.endswith("_ms") and value > MOST_OVER * 1e3 * lasted_s:
+            raise ValueError(f"{path}: {name} is {value:.3g} ms, in a benchmark of {lasted_s:.3g} s")
+    return {name: value for name, value in numbers.items() if _positive(value)}
+
+
+def _token_times(path: str, document: Mapping[str, Any], requests: int) -> TokenTimes | None:
+    """Return when the tokens of each request came; None where the result does not say so of every request."""
+    itls = document.get("itls")
+    if not isinstance(itls, list) or len(itls) != requests:
         return None
     try:
-        gaps = [np.array(gaps, dtype=np.float64) for gaps in columns[2]]
+        gaps = [np.array(gaps, dtype=np.float64) for gaps in itls]
         _consistent(path, document, gaps)
-        if not all(isinstance(column, list) and len(column) == requests for column in columns):
-            return None
-        sent_s, first_s = (np.array(column, dtype=np.float64) for column in columns[:2])
+        first_s, sent_s = (_column(document.get(name), requests) for name in ("ttfts", "start_times"))
     except (TypeError, OverflowError):
         return None
-    if sent_s.ndim != 1 or first_s.ndim != 1:
+    if first_s is None or not all(np.isfinite(each).all() for each in gaps):
         return None
-    tokens_s = [sent + np.cumsum([first, *gap]) for sent, first, gap in zip(sent_s, first_s, gaps, strict=True)]
-    return (sent_s, tokens_s) if all(np.isfinite(times).all() for times in (sent_s, *tokens_s)) else None
+    return TokenTimes(first_s, gaps, sent_s)
 
 
-def _consistent(path: str, document: Mapping[str, Any], gaps: Sequence[NDArray[np.float64]]) -> None:
+def _column(values: Any, requests: int) -> Floats | None:
+    """A finite number of each request; None where the result has none."""
+    column = np.array(values, dtype=np.float64) if isinstance(values, list) and len(values) == requests else None
+    return column if column is not None and column.ndim == 1 and np.isfinite(column).all() else None
+
+
+def _consistent(path: str, document: Mapping[str, Any], gaps: Sequence[Floats]) -> None:
     """Refuse times between tokens that contradict the duration of the benchmark or the lengths of its outputs."""
     if any(gap.ndim != 1 for gap in gaps):
         raise TypeError
@@ -185,7 +229,7 @@ def _mean_lengths(path: str, document: Mapping[str, Any]) -> Lengths:
     return np.tile(np.array(means, dtype=np.int64), (completed, 1))
 
 
-def _drafts(path: str, document: Mapping[str, Any]) -> tuple[int, tuple[float, ...]]:
+def drafts_of(path: str, document: Mapping[str, Any]) -> tuple[int, tuple[float, ...]]:
     """Draft length, and the share of drafts accepted at each position."""
     rates = document.get("spec_decode_per_position_acceptance_rates") or []
     if not isinstance(rates, list) or not all(isinstance(rate, int | float) and 0 <= rate <= 1 for rate in rates):
@@ -196,4 +240,41 @@ def _drafts(path: str, document: Mapping[str, Any]) -> tuple[int, tuple[float, .
 
 
 def _positive(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and 1e-9 <= value <= 1e15
+    return _number_above_0(value) and 1e-9 <= value <= 1e15
+
+
+def _number_above_0(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < math.inf
+
+
+# two results ---------------------------------------------------------------------------------------------------------
+
+
+def intervals(first: BenchedLoad, second: BenchedLoad) -> dict[str, tuple[float, float]]:
+    """95% intervals of the second's metrics over the first's, less one, where both have times of each request.
+
+    Requests are resampled, the same ones of both where both sent the same lengths. Throughputs have no interval: they
+    are one figure of a whole run. Nor has a percentile with few values above it.
+    """
+    if first.times is None or second.times is None:
+        return {}
+    rng, loads = np.random.default_rng(0), (first, second)
+    counts = [resamples(rng, len(load.lengths)) for load in loads]
+    if np.array_equal(first.lengths, second.lengths):
+        counts[1] = counts[0]
+    samples = [load.times.samples(load.lengths[:, 1]) for load in loads if load.times is not None]
+    found = {}
+    for name in first.measured.keys() & second.measured.keys():
+        metric = METRIC.fullmatch(name)
+        if metric is None or metric["mark"] is None:
+            continue
+        share = 0.5 if metric["mark"] == "median" else float(metric["percentile"] or "nan") / 100
+        fewest = min(len(of[metric["family"]][0]) for of in samples)
+        if fewest * (1 - share) < LEAST_BEYOND or not fewest:  # a mean has no share
+            continue
+        before, after = (
+            resampled(*of[metric["family"]], each, share) for of, each in zip(samples, counts, strict=True)
+        )
+        low, high = np.nanquantile(after / before - 1, INTERVAL)
+        found[name] = (float(low), float(high))
+    return found

@@ -13,8 +13,7 @@ Held-out runs are never mixed with the others, which are the only ones used to d
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import closing, suppress
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import combinations, starmap
@@ -23,8 +22,8 @@ from typing import Any, get_args
 
 import numpy as np
 
-from pdvsim.bench.pool import Backend, Row, finished
-from pdvsim.calibration.fit.points import middle
+from pdvsim.bench.join import grouped, middle, relative, simulations
+from pdvsim.bench.pool import Row
 from pdvsim.calibration.validate.served import FAMILIES, METRICS, ServedRun
 from pdvsim.sim.assembly import covering_profile
 from pdvsim.sim.config import Contention, Experiment
@@ -61,7 +60,7 @@ class Checked:
     @cached_property
     def errors(self) -> dict[str, float]:
         """Relative errors by metric; without the metrics that the run or the simulation lacks."""
-        return _errors(self.run.metrics, self.predicted)
+        return relative(self.run.metrics, self.predicted)
 
     @property
     def kind(self) -> Loading:
@@ -95,11 +94,11 @@ class Checked:
 
 @dataclass(frozen=True)
 class Validation:
-    """All runs under one or several contention models, and whether all were simulated."""
+    """All runs under one or several contention models, and how many were simulated."""
 
     checked: dict[Contention, list[Checked]]
     foundation: str
-    complete: bool
+    unfinished: str = ""  # after Ctrl-C: how many simulations there are
 
     def by_machine(self, held_out: bool) -> dict[Known, list[Checked]]:
         """The runs that are held out or not, predicted for any machine and, where its pace is known, for their own."""
@@ -116,41 +115,29 @@ def dataset(experiment: Experiment) -> str:
     return traffic.dataset_name if traffic.dataset_path is None else Path(traffic.dataset_path).name.split(".")[0]
 
 
-def commands(runs: Sequence[ServedRun]) -> list[str]:
-    """Return the distinct experiments, repeats once."""
-    return list(dict.fromkeys(run.command for run in runs))
-
-
 def validate(
     runs: Sequence[ServedRun],
     contentions: Sequence[Contention] = ("fluid",),
     profile: str | None = None,
     jobs: int | None = None,
-    progress: Callable[[int, int], None] | None = None,
+    quiet: bool = True,
 ) -> Validation:
     """Simulate the experiment of every run, once for all its repeats; after Ctrl-C, with what is finished."""
     first = contentions[0]
-    number_of: dict[tuple[Experiment, Pace | None], int] = {}  # each simulation is done once
+    number_of: dict[tuple[Experiment, Pace | None, bool], int] = {}  # each simulation is done once
     ways: dict[Contention, list[tuple[ServedRun, int]]] = {contention: [] for contention in contentions}
     for contention, those in ways.items():
         for run in runs:
             hardware = replace(run.experiment.hardware, contention=contention, profile=profile, band=False)
             pace = pace_in(run.meta) if contention == first else None  # the ablations need none
-            task = applicable(replace(run.experiment, hardware=hardware)), pace
+            task = applicable(replace(run.experiment, hardware=hardware)), pace, contention == first
             those.append((run, number_of.setdefault(task, len(number_of))))
     named = {number: run.command for those in ways.values() for run, number in those}
-    firsts = {number for _, number in ways[first]}
-    tasks = [(number, (*task, number in firsts)) for task, number in number_of.items()]
-    rows: dict[int, Row] = {}
-    outcomes = finished(_predicted, tasks, Backend(jobs))
-    with closing(outcomes), suppress(KeyboardInterrupt):
-        for outcome in outcomes:
-            if outcome.row is None:
-                raise ValueError(f"{named[outcome.index]}: {outcome.reason}")
-            rows[outcome.index] = outcome.row
-            if progress:
-                progress(len(rows), len(tasks))
-    shares = {named[number]: rows[number]["share"] for number in firsts if number in rows}
+    done = simulations(_predicted, list(number_of), "simulations", jobs, quiet, _cost)
+    for number, reason in done.failures.items():
+        raise ValueError(f"{named[number]}: {reason}")
+    rows = done.rows
+    shares = {run.command: rows[number]["share"] for run, number in ways[first] if number in rows}
     checked = {
         contention: [
             Checked(run, share=shares.get(run.command, math.nan), **rows[number]["checked"])
@@ -161,7 +148,11 @@ def validate(
     }
     foundations = [str(rows[number]["foundation"]).split("; ") for number in sorted(rows)]
     foundation = "; ".join(dict.fromkeys(part for parts in foundations for part in parts))
-    return Validation(checked, foundation, len(rows) == len(tasks))
+    return Validation(checked, foundation, done.unfinished)
+
+
+def _cost(task: tuple[Experiment, Pace | None, bool]) -> float:
+    return float(task[0].traffic.num_prompts)
 
 
 def _predicted(index: int, task: tuple[Experiment, Pace | None, bool]) -> Row:
@@ -208,29 +199,17 @@ def _figures(metrics: dict[str, Any]) -> dict[str, float]:
     return {name: float(metrics[name]) for name in METRICS if metrics.get(name) is not None}
 
 
-def _errors(measured: dict[str, Any], predicted: dict[str, float]) -> dict[str, float]:
-    return {
-        name: predicted[name] / measured[name] - 1
-        for name in METRICS
-        if measured.get(name) and not math.isnan(predicted.get(name, math.nan))
-    }
-
-
 # spread, leads -------------------------------------------------------------------------------------------------------
 
 
 def spread(runs: Sequence[ServedRun]) -> list[dict[str, float]]:
     """Each repeated run against the mean of the others of its experiment, metric by metric."""
-    groups: dict[str, list[dict[str, Any]]] = {}
-    for run in runs:
-        groups.setdefault(run.command, []).append(run.metrics)
     ratios = []
-    for repeats in groups.values():
-        for i, metrics in enumerate(repeats):
-            others = repeats[:i] + repeats[i + 1 :]
-            if others:
-                means = {m: float(np.mean([o.get(m) or math.nan for o in others])) for m in METRICS}
-                ratios.append({m: metrics[m] / means[m] - 1 for m in METRICS if metrics.get(m) and means[m] > 0})
+    for repeats in grouped(runs, lambda run: run.command).values():
+        for one in repeats:
+            if others := [other.metrics for other in repeats if other is not one]:
+                means = {m: float(np.mean([metrics.get(m) or math.nan for metrics in others])) for m in METRICS}
+                ratios.append(relative(means, {m: value for m in METRICS if (value := one.metrics.get(m))}))
     return ratios
 
 
@@ -316,9 +295,7 @@ def bars(checked: Sequence[Checked]) -> Bars:
 
 def _sizes(checked: Iterable[Checked]) -> dict[tuple[str, str], dict[str, float]]:
     """Return by group and metric the absolute log ratios of its experiments, each under its command."""
-    repeats: dict[str, list[Checked]] = {}
-    for one in checked:
-        repeats.setdefault(one.run.command, []).append(one)
+    repeats = grouped(checked, lambda one: one.run.command)
     sizes: dict[tuple[str, str], dict[str, float]] = {}
     for command, runs in repeats.items():
         for metric in METRICS:
@@ -384,8 +361,7 @@ def covered(hits: Sequence[Hit]) -> dict[str, Any]:
     by_metric = {metric: share(hit for hit in hits if hit[1] == metric) for metric in METRICS}
     by_label = {
         kind: {
-            label: share(hit for hit in hits if hit[0].labels[kind] == label)
-            for label in dict.fromkeys(hit[0].labels[kind] for hit in hits)
+            label: share(those) for label, those in grouped(hits, lambda hit, kind=kind: hit[0].labels[kind]).items()
         }
         for kind in COVERED_BY
     }
@@ -409,7 +385,7 @@ def document(validation: Validation, numbers: dict[str, int] | None = None) -> d
     return {
         "contention": first,
         "foundation": validation.foundation,
-        "complete": validation.complete,
+        "complete": not validation.unfinished,
         "targets": TARGETS,
         "runs": [_entry(one, numbers) for one in known[first]],
         **_summary(known[first]),
@@ -449,11 +425,10 @@ def _entry(one: Checked, numbers: dict[str, int] | None) -> dict[str, Any]:
 def _summary(checked: Sequence[Checked]) -> dict[str, Any]:
     summary = _middles([one.errors for one in checked])
     for group in ERROR_GROUPS:
-        labels = list(dict.fromkeys(one.labels[group] for one in checked))
+        parts = grouped(checked, lambda one, group=group: one.labels[group])
         summary[f"by_{group}"] = {
-            label: {"runs": len(group_runs), **middle([e for one in group_runs for e in one.errors.values()])}
-            for label in labels
-            if (group_runs := [one for one in checked if one.labels[group] == label])
+            label: {"runs": len(those), **middle(e for one in those for e in one.errors.values())}
+            for label, those in parts.items()
         }
     return summary
 
@@ -473,7 +448,7 @@ def _paced(checked: Sequence[Checked]) -> dict[str, Any] | None:
     paced = [one for one in checked if one.paced is not None]
     if not paced:
         return None
-    after = [_errors(one.run.metrics, one.paced or {}) for one in paced]
+    after = [relative(one.run.metrics, one.paced or {}) for one in paced]
     return {"runs": len(paced), "raw": _middles([one.errors for one in paced]), "after": _middles(after)}
 
 

@@ -150,29 +150,23 @@ def priced(frame: pd.DataFrame, experiment: Experiment, profile: Profile) -> pd.
 
 def compared(measured: pd.DataFrame, predicted: pd.DataFrame) -> dict[str, Any]:
     """Both sides by kind and size, the gaps on each lane, and the time that no lane ran."""
+    import pandas as pd
+
     sides = {"measured": _sized(measured), "predicted": _sized(predicted)}
     total = float((measured["end_s"] - measured["start_s"]).sum())
     groups = {side: frame.groupby(["what", "low", "high"], observed=True) for side, frame in sides.items()}
     sums = {side: group[["span_s", "solo_s"]].sum().assign(n=group.size()) for side, group in groups.items()}
+    both = pd.concat(sums, axis=1).fillna(0.0).sort_index()
     rows = []
-    for key in sorted(set(sums["measured"].index) | set(sums["predicted"].index)):
-        real, simulated = (sums[side].loc[key] if key in sums[side].index else None for side in sides)
-        spent = [0.0 if side is None else float(side["span_s"]) for side in (real, simulated)]
-        alone = [0.0 if side is None else float(side["solo_s"]) for side in (real, simulated)]
-        rows.append(
-            {
-                "what": key[0],
-                "sizes": _range(key[1], key[2]),
-                "measured": 0 if real is None else int(real["n"]),
-                "predicted": 0 if simulated is None else int(simulated["n"]),
-                "measured_ms": None if real is None else 1e3 * spent[0] / float(real["n"]),
-                "predicted_ms": None if simulated is None else 1e3 * spent[1] / float(simulated["n"]),
-                # over the very same launches alone, by the profile
-                "measured_stretch": spent[0] / alone[0] if alone[0] > 0 else None,
-                "predicted_stretch": spent[1] / alone[1] if alone[1] > 0 else None,
-                "share": (spent[1] - spent[0]) / total if total else math.nan,
-            }
-        )
+    for (what, low, high), one in both.iterrows():  # type: ignore[misc]
+        spent, alone, count = ([float(one[side, name]) for side in sides] for name in ("span_s", "solo_s", "n"))
+        row: dict[str, Any] = {"what": what, "sizes": _range(low, high)}
+        for at, side in enumerate(sides):
+            row[side] = int(count[at])
+            row[f"{side}_ms"] = 1e3 * spent[at] / count[at] if count[at] else None
+            # over the very same launches alone, by the profile
+            row[f"{side}_stretch"] = spent[at] / alone[at] if alone[at] > 0 else None
+        rows.append(row | {"share": (spent[1] - spent[0]) / total if total else math.nan})
     lanes = [lane for lane in LANES if (measured["lane"] == lane).any() or (predicted["lane"] == lane).any()]
     return {
         "rows": rows,

@@ -38,6 +38,7 @@ SHIPPED = (
 FAMILIES = ("ttft", "tpot", "itl", "e2el")
 MARKS = ("mean", "median", "p90", "p95", "p99")
 METRICS = ("output_throughput", *(f"{mark}_{name}_ms" for name in FAMILIES for mark in MARKS))  # that are compared
+MOST_MS, MOST_PER_S = 1e9, 1e9  # that a server can have: eleven days, and tokens per second
 EARLIER_TOKENS = 2 * MAX_TOKENS  # limit of a file's requests in runs whose record has none: nothing was left out
 
 
@@ -121,6 +122,8 @@ def _read(line: dict[str, Any], folder: Path, planned: bool, own_policies: bool)
         value = run.metrics.get(name)
         if value is not None and (type(value) not in (int, float) or not 0 <= value < math.inf):
             raise ValueError(f"{name} must be a number from 0, or null, got {quoted(value)}")
+        if value is not None and value > (most := MOST_MS if name.endswith("_ms") else MOST_PER_S):
+            raise ValueError(f"{name} is {value:g}: no server has more than {most:g}")
     if not planned and not run.metrics["output_throughput"] > 0:
         raise ValueError("output_throughput is not above 0")
     return run

@@ -10,13 +10,14 @@ import itertools
 import math
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from pdvsim.bench.join import Joined, grouped, middle, of_metric
 from pdvsim.calibration.validate.servers import FOLDER, ROUNDS, SiliconRow
 from pdvsim.sim.engines.profiles import engine_profile
 from pdvsim.sim.prices.shapes import Floats
@@ -24,26 +25,16 @@ from pdvsim.sim.run import simulate
 
 LARGE = {"expert-parallel": "expert or data parallelism", "apart": "prefill apart"}
 SETTINGS = ("concurrency", "tensor_parallel", "weights")
+PredictedRow = Joined[SiliconRow]
+LABELS: dict[str, Callable[[SiliconRow], str]] = {
+    "kind": lambda row: group_of(row),
+    "engine and card": lambda row: f"{row.engine} {row.card}",
+    "model": lambda row: row.model,
+    "concurrency": lambda row: str(1 << (row.concurrency.bit_length() - 1)),
+}
 
 
-@dataclass(frozen=True)
-class Prediction:
-    """A row, and what a simulation gives for it."""
-
-    row: SiliconRow
-    ttft_ms: float
-    tpot_ms: float
-
-    @property
-    def tpot_error(self) -> float:
-        return self.tpot_ms / self.row.tpot_ms - 1
-
-    @property
-    def ttft_error(self) -> float:
-        return self.ttft_ms / self.row.ttft_ms - 1
-
-
-def predict(row: SiliconRow) -> Prediction:
+def predict(row: SiliconRow) -> PredictedRow:
     """Simulate a row's load; a ValueError where the server could not hold it."""
     experiment = row.experiment
     profile = engine_profile(row.engine, row.card, row.image)
@@ -56,7 +47,13 @@ def predict(row: SiliconRow) -> Prediction:
     decode_s = (requests["finish_s"] - requests["first_token_s"])[order]
     tpot_s = decode_s / np.maximum(1, requests["output_tokens"][order] - 1)
     ttft, tpot = (over_rounds(times, row.concurrency) for times in (ttft_s, tpot_s))
-    return Prediction(row, 1000 * ttft, 1000 * tpot)
+    return joined(row, {"ttft_ms": 1000 * ttft, "tpot_ms": 1000 * tpot})
+
+
+def joined(row: SiliconRow, predicted: Mapping[str, float]) -> PredictedRow:
+    """A row with predictions of its times: ours, or AIConfigurator's."""
+    measured = {"tpot_ms": row.tpot_ms} | ({"ttft_ms": row.ttft_ms} if row.ttft_counts else {})
+    return Joined(row, measured, predicted)
 
 
 def over_rounds(times_s: Floats, concurrency: int) -> float:
@@ -66,43 +63,27 @@ def over_rounds(times_s: Floats, concurrency: int) -> float:
     return float(first.mean() + (ROUNDS - 2) * between.mean() + last.mean()) / ROUNDS
 
 
-@dataclass(frozen=True)
-class Estimate:
-    """AIConfigurator's estimate of a row."""
-
-    ttft_ms: float
-    tpot_ms: float
-
-
-def read_estimates(path: Path = FOLDER / "aiconfigurator.csv") -> tuple[dict[str, Estimate], dict[str, str]]:
+def read_estimates(path: Path = FOLDER / "aiconfigurator.csv") -> tuple[dict[str, dict[str, float]], dict[str, str]]:
     """AIConfigurator's estimates by row, and why there is none of others (`studies/aiconfigurator_estimates.py`)."""
     with path.open(newline="", encoding="utf-8") as file:
         rows = list(csv.DictReader(file))
-    times = {row["id"]: Estimate(float(row["ttft_ms"]), float(row["tpot_ms"])) for row in rows if not row["failure"]}
+    times = {
+        row["id"]: {name: float(row[name]) for name in ("ttft_ms", "tpot_ms")} for row in rows if not row["failure"]
+    }
     return times, {row["id"]: row["failure"] for row in rows if row["failure"]}
 
 
-def ratios(predictions: Sequence[Prediction]) -> tuple[float, float]:
+def ratios(rows: Sequence[PredictedRow]) -> dict[str, float]:
     """Median and 95th percentile of the errors of a predicted ratio of two rows' TPOT.
 
     The rows are of one engine, version, card, model and length, and differ in one of `SETTINGS`.
     """
     errors = []
     for varied in SETTINGS:
-        groups: dict[tuple[object, ...], list[Prediction]] = {}
-        for one in predictions:
-            groups.setdefault(one.row.like(varied), []).append(one)
-        pairs = (pair for group in groups.values() for pair in itertools.combinations(group, 2))
-        errors += [math.expm1(abs(math.log((1 + a.tpot_error) / (1 + b.tpot_error)))) for a, b in pairs]
-    return spread(errors)
-
-
-def spread(errors: Iterable[float]) -> tuple[float, float]:
-    """Median and 95th percentile of absolute errors."""
-    sizes = np.abs(list(errors))
-    if not sizes.size:
-        return 0.0, 0.0
-    return float(np.median(sizes)), float(np.quantile(sizes, 0.95))
+        for group in grouped(rows, lambda one, varied=varied: one.of.like(varied)).values():
+            off = [one.errors["tpot_ms"] for one in group]
+            errors += [math.expm1(abs(math.log((1 + a) / (1 + b)))) for a, b in itertools.combinations(off, 2)]
+    return middle(errors)
 
 
 def group_of(row: SiliconRow) -> str:
@@ -117,55 +98,36 @@ def kind_of(reason: str) -> str:
 
 
 def document(
-    predictions: Sequence[Prediction], odd: dict[str, str], failures: dict[str, str], held_out: bool
+    rows: Sequence[PredictedRow], odd: dict[str, str], failures: dict[str, str], held_out: bool
 ) -> dict[str, Any]:
     """Errors by engine, card, model and concurrency, AIConfigurator's of the same rows, and what was left out."""
     estimates, refusals = read_estimates()
-    refused = Counter(kind_of(refusals[one.row.id]) for one in predictions if one.row.id in refusals)
-    by: dict[str, Callable[[Prediction], str]] = {
-        "kind": lambda one: group_of(one.row),
-        "engine and card": lambda one: f"{one.row.engine} {one.row.card}",
-        "model": lambda one: one.row.model,
-        "concurrency": lambda one: str(1 << (one.row.concurrency.bit_length() - 1)),
-    }
-    tables = {
-        name: {part: _errors(group, estimates) for part, group in _parts(predictions, key).items()}
-        for name, key in by.items()
-    }
+    refused = Counter(kind_of(refusals[one.of.id]) for one in rows if one.of.id in refusals)
+    tables = {}
+    for name, label in LABELS.items():
+        parts = grouped(rows, lambda one, label=label: label(one.of))
+        ordered = sorted(parts, key=lambda part: (int(part) if part.isdecimal() else 0, part))
+        tables[name] = {part: _errors(parts[part], estimates) for part in ordered}
     return {
         "held_out": held_out,
-        "all": _errors(predictions, estimates),
+        "all": _errors(rows, estimates),
         "by": tables,
-        "ratios": {"rows": len(predictions), **dict(zip(("median", "p95"), ratios(predictions), strict=True))},
+        "ratios": {"rows": len(rows), **ratios(rows)},
         "not_estimated": [{"reason": reason, "rows": count} for reason, count in refused.most_common()],
         "odd": odd,
         "failed": failures,
-        "rows": [
-            {"id": one.row.id, "tpot_ms": one.tpot_ms, "ttft_ms": one.ttft_ms, "tpot_error": one.tpot_error,
-             "ttft_error": one.ttft_error}
-            for one in predictions
-        ],
-    }  # fmt: skip
-
-
-def _parts(predictions: Iterable[Prediction], key: Callable[[Prediction], str]) -> dict[str, list[Prediction]]:
-    parts: dict[str, list[Prediction]] = {}
-    for one in predictions:
-        parts.setdefault(key(one), []).append(one)
-    return dict(sorted(parts.items(), key=lambda part: (int(part[0]) if part[0].isdecimal() else 0, part[0])))
-
-
-def _errors(group: Sequence[Prediction], estimates: dict[str, Estimate]) -> dict[str, Any]:
-    """TPOT and TTFT, and both programs' on the rows that AIConfigurator estimates as well."""
-    shared = [one for one in group if one.row.id in estimates]
-    timed, waited = ([one for one in some if one.row.ttft_counts] for some in (group, shared))
-    return {
-        "rows": len(group),
-        "tpot": spread(one.tpot_error for one in group),
-        "ttft": spread(one.ttft_error for one in timed),
-        "shared": len(shared),
-        "tpot_shared": spread(one.tpot_error for one in shared),
-        "tpot_aiconfigurator": spread(estimates[one.row.id].tpot_ms / one.row.tpot_ms - 1 for one in shared),
-        "ttft_shared": spread(one.ttft_error for one in waited),
-        "ttft_aiconfigurator": spread(estimates[one.row.id].ttft_ms / one.row.ttft_ms - 1 for one in waited),
+        "rows": [{"id": one.of.id, **one.predicted, "errors": one.errors} for one in rows],
     }
+
+
+def _errors(rows: Sequence[PredictedRow], estimates: Mapping[str, Mapping[str, float]]) -> dict[str, Any]:
+    """TPOT and TTFT, and both programs' on the rows that AIConfigurator estimates as well."""
+    shared = [one for one in rows if one.of.id in estimates]
+    theirs = [joined(one.of, estimates[one.of.id]) for one in shared]
+    sides = {"": rows, "_shared": shared, "_aiconfigurator": theirs}
+    errors = {
+        f"{name}{side}": middle(of_metric(those, f"{name}_ms"))
+        for side, those in sides.items()
+        for name in ("tpot", "ttft")
+    }
+    return {"rows": len(rows), "shared": len(shared), **errors}

@@ -30,6 +30,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from scipy.optimize import brentq
 
+from pdvsim.bench.join import Joined, grouped, middle, of_metric
 from pdvsim.sim.config import Acceptance, Experiment, Hardware, Server, Traffic
 from pdvsim.sim.core import ServingEngine
 from pdvsim.sim.engines.profiles import engine_profile, serving
@@ -44,6 +45,7 @@ from pdvsim.sim.run import simulate
 DATA = Path(str(files("pdvsim.calibration"))) / "data"
 ACCEPTED = 0.75  # share accepted at every position where no acceptance is published: DeepSeek-R1's MTP layer
 SPREAD = 0.6  # of lengths, on both sides of their mean
+SIDES = ("plain", "drafted")
 LEAST_REQUESTS, TURNS = 8, 4  # of a run: at least so many, and so many per client
 
 
@@ -109,29 +111,7 @@ class MeasuredPair(NamedTuple):
         return f"{self.method} tree" if self.drafted.topk else self.method
 
 
-class PredictedPair(NamedTuple):
-    """A pair with what is predicted for both sides."""
-
-    pair: MeasuredPair
-    predicted: tuple[ServedFigures, ServedFigures]
-
-    @property
-    def speedup(self) -> float:
-        plain, drafted = self.predicted
-        return plain.tpot_ms / drafted.tpot_ms if self.pair.of_tpot else drafted.throughput / plain.throughput
-
-    @property
-    def error(self) -> float:
-        return self.speedup / self.pair.speedup - 1
-
-    @property
-    def has_sign(self) -> bool:
-        """Whether both say that speculation pays, or both that it does not."""
-        return (self.speedup >= 1) == (self.pair.speedup >= 1)
-
-    def errors_of(self, name: str, side: int) -> float:
-        """The error of a figure of one side; nan where it was not measured."""
-        return float(getattr(self.predicted[side], name) / getattr(self.pair.measured[side], name) - 1)
+PredictedPair = Joined[MeasuredPair]
 
 
 def read_pairs(own: bool = True) -> list[MeasuredPair]:
@@ -206,7 +186,29 @@ def rates_of(length: float, k: int) -> tuple[float, ...]:
 
 def predicted(pair: MeasuredPair) -> PredictedPair:
     """Simulate both sides of a pair."""
-    return PredictedPair(pair, (figures_of(pair.plain), figures_of(pair.drafted)))
+    return joined(pair, (figures_of(pair.plain), figures_of(pair.drafted)))
+
+
+def joined(pair: MeasuredPair, sides: Sequence[ServedFigures]) -> PredictedPair:
+    """A pair with what is predicted for both sides."""
+    plain, drafted = sides
+    speedup = plain.tpot_ms / drafted.tpot_ms if pair.of_tpot else drafted.throughput / plain.throughput
+    return Joined(pair, _metrics(pair.speedup, pair.measured), _metrics(speedup, sides))
+
+
+def _metrics(speedup: float, sides: Sequence[ServedFigures]) -> dict[str, float]:
+    """The speed-up, and the figures of both sides under names of their own."""
+    both = zip(SIDES, sides, strict=True)
+    figures = {f"{name}_{side}": value for side, figures in both for name, value in figures._asdict().items()}
+    return {"speedup": speedup} | figures
+
+
+def cost(pair: MeasuredPair) -> float:
+    """What the simulation of a pair takes, roughly: its output tokens, those of ranks and of prompts step by step."""
+    return sum(
+        side.requests * (side.tokens[1] + side.tokens[0] / 100) * (10 if side.ranks > 1 else 1)
+        for side in (pair.plain, pair.drafted)
+    )
 
 
 @lru_cache(maxsize=4096)
@@ -254,14 +256,14 @@ class LengthChoice:
 
 def best_lengths(predictions: Iterable[PredictedPair], least: int = 3) -> list[LengthChoice]:
     """Choices among draft lengths, of settings for which at least three were measured."""
-    groups: dict[str, list[PredictedPair]] = {}
-    for one in predictions:
-        groups.setdefault(one.pair.setting.replace(one.pair.source, "", 1).strip(), []).append(one)
     choices = []
-    for setting, group in groups.items():
-        measured = {0: 1.0} | {one.pair.drafted.k: one.pair.speedup for one in group}
+    settings = grouped(predictions, lambda one: one.of.setting.replace(one.of.source, "", 1).strip())
+    for setting, group in settings.items():
+        measured, foreseen = (
+            {0: 1.0} | {one.of.drafted.k: side["speedup"] for one, side in sides}
+            for sides in ([(one, one.measured) for one in group], [(one, one.predicted) for one in group])
+        )
         if len(measured) > least:
-            foreseen = {0: 1.0} | {one.pair.drafted.k: one.speedup for one in group}
             best, chosen = max(measured, key=measured.__getitem__), max(foreseen, key=foreseen.__getitem__)
             choices.append(LengthChoice(setting, best, chosen, 1 - measured[chosen] / measured[best]))
     return choices
@@ -269,17 +271,21 @@ def best_lengths(predictions: Iterable[PredictedPair], least: int = 3) -> list[L
 
 def error_cells(predictions: Sequence[PredictedPair]) -> dict[str, Any]:
     """Errors of a group: of the ratio, its sign, and of the figures that were measured."""
-    ratio = np.abs([one.error for one in predictions])
+    errors = of_metric(predictions, "speedup")
+    ratio = middle(errors)
     cells: dict[str, Any] = {
         "pairs": len(predictions),
-        "ratio_median": float(np.median(ratio)),
-        "ratio_95": float(np.quantile(ratio, 0.95)),
-        "ratio_signed": float(np.median([one.error for one in predictions])),
-        "ratio_range": [float(np.quantile([1 + one.error for one in predictions], at)) for at in (0.05, 0.95)],
-        "signs": sum(one.has_sign for one in predictions),
+        "ratio_median": ratio["median"],
+        "ratio_95": ratio["p95"],
+        "ratio_signed": float(np.median(errors)),
+        "ratio_range": [float(np.quantile([1 + error for error in errors], at)) for at in (0.05, 0.95)],
+        "signs": sum(has_sign(one) for one in predictions),
     }
-    for name in ServedFigures._fields:
-        for side, what in enumerate(("plain", "drafted")):
-            known = [error for one in predictions if math.isfinite(error := one.errors_of(name, side))]
-            cells[f"{name}_{what}"] = float(np.median(np.abs(known))) if known else None
+    for metric in (f"{name}_{side}" for name in ServedFigures._fields for side in SIDES):
+        cells[metric] = middle(known)["median"] if (known := of_metric(predictions, metric)) else None
     return cells
+
+
+def has_sign(one: PredictedPair) -> bool:
+    """Whether both say that speculation pays, or both that it does not."""
+    return (one.predicted["speedup"] >= 1) == (one.measured["speedup"] >= 1)

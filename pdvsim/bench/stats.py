@@ -17,10 +17,13 @@ from itertools import zip_longest
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    import numpy as np
     import pandas as pd
+    from numpy.typing import NDArray
 
 CONFIDENCE = 0.95
 SAME = 1e-9  # relative; smaller differences between runs are rounding
+RESAMPLES = 200
 ORDINALS = ("point", "run", "seed")  # columns that number the rows
 
 
@@ -164,3 +167,21 @@ def paired_differences(
             }
         )
     return entries
+
+
+def resamples(rng: np.random.Generator, requests: int) -> NDArray[np.int64]:
+    """How often each request of a run is drawn, in each resample of all of them."""
+    import numpy as np
+
+    drawn = rng.integers(requests, size=(RESAMPLES, requests))
+    return np.array([np.bincount(each, minlength=requests) for each in drawn])
+
+
+def resampled(
+    values: NDArray[np.float64], of: NDArray[np.int64], counts: NDArray[np.int64], share: float
+) -> NDArray[np.float64]:
+    """The figure of each resample of the requests that the values are of: the quantile at `share`; nan: the mean."""
+    import numpy as np
+
+    drawn = (np.repeat(values, each[of]) for each in counts)
+    return np.array([np.mean(each) if math.isnan(share) else np.quantile(each, share) for each in drawn])

@@ -41,6 +41,7 @@ GROUPS = {  # name, also of its module: one line of help
         "profile": "measure models on this GPU, or list profiles: pdvsim profile --models llama-2-7b; --list",
         "calibrate": "fit a profile to measured samples: pdvsim calibrate DIR -o profile.json",
         "realrun": "run one experiment on this machine's GPU: pdvsim realrun --arch pdv --request-rate 8",
+        "compare": "compare two benchmarks: pdvsim compare A.json B.json",
         "validate": "compare real runs with simulated ones: pdvsim validate [RUNS.jsonl ...]",
     },
     "published": {"reproduce": "simulate the published PD-Verify tables: pdvsim reproduce poisson-30s"},

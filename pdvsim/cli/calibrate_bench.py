@@ -12,7 +12,6 @@ from typing import Any
 from pdvsim.bench import output
 from pdvsim.calibration.fit.bench import described, fit_bench, separation
 from pdvsim.calibration.validate.bench import BenchedLoad, check_drafter, read_load
-from pdvsim.common.console import say
 from pdvsim.common.files import write_whole
 from pdvsim.common.progress import Progress
 from pdvsim.sim.config import Acceptance, Experiment, Hardware, Server
@@ -26,9 +25,10 @@ WHEN = ("before", "after")
 COMPARED = {"output_throughput": "throughput", "mean_tpot_ms": "mean TPOT", "mean_ttft_ms": "mean TTFT"}
 
 
-def correct(paths: Sequence[str], pair: str | None, hardware: Hardware, tokens: int, path: Path, as_json: bool) -> int:
-    """Fit the results of one server, write the correction and print what it explains; returns the exit code."""
-    file = output.check_file(path)
+def correction(
+    paths: Sequence[str], pair: str | None, hardware: Hardware, tokens: int, quiet: bool
+) -> tuple[bytes, dict[str, Any], str]:
+    """Fit the results of one server: the content of the file, the document, and what the correction explains."""
     loads = [read_load(name) for name in paths]
     if any(load.k for load in loads):
         check_drafter(pair or _named(loads), Server())
@@ -40,7 +40,7 @@ def correct(paths: Sequence[str], pair: str | None, hardware: Hardware, tokens: 
     about = {"pace_engine": hardware.predicted_engine, "model": server.pair, "gpu": hardware.gpu}
     document = fit.document() | about | {"fitted_to": list(paths)}
     rows: list[dict[str, Any]] = []
-    with Progress(2 * len(cases), "simulations", as_json) as progress, TemporaryDirectory() as scratch:
+    with Progress(2 * len(cases), "simulations", quiet) as progress, TemporaryDirectory() as scratch:
         machine = Path(scratch) / "machine.json"
         write_whole(machine, output.dumps(document).encode())
         for at, (name, (load, experiment)) in enumerate(zip(paths, cases, strict=True)):
@@ -55,19 +55,18 @@ def correct(paths: Sequence[str], pair: str | None, hardware: Hardware, tokens: 
             "the correction predicts throughput and TPOT of these results worse than none "
             f"({percent_cell(without)} off before, {percent_cell(corrected)} after): nothing is saved"
         )
-    write_whole(file, (output.dumps(document) + "\n").encode())
     notes = separation(fit, len(paths))
-    if as_json:
-        print(output.dumps(document | {"results": rows, "notes": notes, "files": [str(file)]}))
-    else:
-        width = max(map(len, described(fit)))
-        print(f"Correction of the profile of {hardware.predicted_engine} on {hardware.gpu}")
-        print("\n".join(f"{name + ':':{width + 2}}{value}" for name, value in described(fit).items()))
-        print("\n".join(notes))
-        print("\nError of the simulated benchmarks, without -> with the correction")
-        print(grid(["", *COMPARED.values()], [[Path(row["bench"]).name, *map(_change(row), COMPARED)] for row in rows]))
-    say("pdvsim", f"saved {file}; every command takes it as --machine {file}")
-    return 0
+    width = max(map(len, described(fit)))
+    lines = [
+        f"Correction of the profile of {hardware.predicted_engine} on {hardware.gpu}",
+        *(f"{name + ':':{width + 2}}{value}" for name, value in described(fit).items()),
+        *notes,
+        "\nError of the simulated benchmarks, without -> with the correction",
+        grid(["", *COMPARED.values()], [[Path(row["bench"]).name, *map(_change(row), COMPARED)] for row in rows]),
+        "\nEvery command takes the file as --machine",
+    ]
+    content = (output.dumps(document) + "\n").encode()
+    return content, document | {"results": rows, "notes": notes}, "\n".join(lines)
 
 
 def _named(loads: Sequence[BenchedLoad]) -> str:
@@ -79,7 +78,7 @@ def _named(loads: Sequence[BenchedLoad]) -> str:
 
 
 def _errors(load: BenchedLoad, experiment: Experiment) -> dict[str, float]:
-    errors = load.errors(summarise(simulate(experiment, requests=load.requests(experiment.acceptance))))
+    errors = load.joined(summarise(simulate(experiment, requests=load.requests(experiment.acceptance)))).errors
     return {name: errors[name] for name in COMPARED if name in errors}
 
 

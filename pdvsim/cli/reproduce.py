@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
@@ -36,7 +36,7 @@ class ReproduceCommand(Command):
     def execute(self) -> int:
         from pdvsim.bench import output
         from pdvsim.published.reproduce import reproduce, reproduction_text
-        from pdvsim.published.tables import SOURCE, load_published
+        from pdvsim.published.tables import load_published
 
         folder = output.check_folder(Path(self.output or f"results/reproduce-{self.table}-{output.now()}"))
         files = [output.check_file(folder / name) for name in ("cells.parquet", "reproduce.json")]
@@ -50,20 +50,8 @@ class ReproduceCommand(Command):
 
         import pandas as pd
 
-        cells = [cell.document() for cell in reproduction.cells]
-        document = output.dumps(
-            {
-                "table": self.table,
-                "source": SOURCE,
-                "pdvsim_version": __version__,
-                "interrupted": cut,
-                "replications": reproduction.replications,
-                "seed": self.seed,
-                "constants": [asdict(constant) for constant in reproduction.constants],
-                "cells": cells,
-                "missed": [cell.document() for cell in reproduction.missed()],
-            }
-        )
+        found = {"pdvsim_version": __version__, "seed": self.seed} | reproduction.document()
+        document = output.dumps(found)
         print(document if self.json else reproduction_text(reproduction, self.all_metrics))
-        contents = [output.parquet(pd.DataFrame(cells)), (document + "\n").encode()]
+        contents = [output.parquet(pd.DataFrame(found["cells"])), (document + "\n").encode()]
         return output.save(dict(zip(files, contents, strict=True)), "only the finished rows" if cut else "")

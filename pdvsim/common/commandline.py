@@ -14,7 +14,7 @@ from functools import cache, partial
 from shutil import get_terminal_size
 from typing import Any, NoReturn, TypeVar
 
-from pdvsim.common.options import Option, build, by_name, converted, groups_of, options
+from pdvsim.common.options import Option, build, by_name, converted, groups_of, kinds_of, options
 from pdvsim.common.spelling import nearest, other_spellings
 from pdvsim.sim.config import DEFAULTS, GROUPS, Acceptance, Experiment
 from pdvsim.sim.limits import Of, flag_of, hints_of
@@ -177,9 +177,10 @@ def _help(command: type, prog: str, everything: bool) -> str:
     usual = [known[name] for name in MOST_USED if name in known and name not in several]
     groups = {"Arguments": placed} if everything else {"Arguments": placed, "Most used": usual}
     for option in known.values():
-        own = bool(groups_of(option.group)) or option.group is command
+        kind = option.group in kinds_of(command)
+        own = kind or bool(groups_of(option.group)) or option.group is command
         if not option.placed and (everything or (own and option not in usual)):
-            title = "Options of this command" if own else _sentence(option.group)
+            title = "Options of this command" if own and not kind else _sentence(option.group)
             groups.setdefault(title, []).append(option)
     for title, group in groups.items():
         section = parser.add_argument_group(title)

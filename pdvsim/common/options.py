@@ -7,6 +7,9 @@ of options. An outer option replaces an inner one of the same name; if it is `Re
 and help here, and sets the inner one too. A field that is `Internal`, or named in the class attribute `without`, is no
 option. An annotation also states the choice that an option, or all of a group, belongs to (`limits.of`): `build`
 refuses it elsewhere. Those of an experiment are left to `sim.relevance`, as a command may run several.
+
+A command may be a sum type: its `kinds` are classes with options of their own. The option that is the `key` of a kind
+chooses it; the last kind has none and is the usual one.
 """
 
 from __future__ import annotations
@@ -104,6 +107,11 @@ def groups_of(command: type) -> dict[str, type]:
     return {name: hint for name, hint in hints.items() if isinstance(hint, type) and is_dataclass(hint)}
 
 
+def kinds_of(command: type) -> tuple[type, ...]:
+    """The kinds of work that a command is a choice of; none of most commands."""
+    return tuple(getattr(command, "kinds", ()))
+
+
 @cache
 def options(command: type) -> dict[str, Option]:
     """The options of a dataclass and of its groups, by name."""
@@ -116,6 +124,9 @@ def options(command: type) -> dict[str, Option]:
             inner |= {name: replace(option, marks=(*option.marks, *marks)) for name, option in of_group}
         elif "internal" not in marks:
             own[field.name] = Option(command, field.name, hint, field.default, marks, command)
+    for kind in kinds_of(command):
+        for name, option in options(kind).items():
+            inner[name] = replace(option, group=command) if name in inner else option
     for name in own.keys() & inner.keys():
         if "redefined" in own[name].marks:
             inner[name] = replace(own.pop(name), group=inner[name].group)
@@ -132,7 +143,21 @@ def build(command: type[T], given: Mapping[str, Any]) -> T:
     if preset := values.get("preset"):
         values |= preset_settings(preset, values, known)
     _refuse_elsewhere(known, {name: option.default for name, option in known.items()} | values)
-    return _filled(command, values)
+    chosen_kind: Any = _kind_asked(kind, {name for name in values if values[name] != known[name].default})
+    return _filled(chosen_kind, values)  # type: ignore[no-any-return]
+
+
+def _kind_asked(command: type, given: set[str]) -> type:
+    """The kind that these options ask for, else the command itself; a ValueError names an option of another kind."""
+    keyed: list[Any]
+    *keyed, usual = kinds_of(command) or (command,)
+    chosen: Any = next((kind for kind in keyed if kind.key in given), usual)
+    for name in given - options(chosen).keys():
+        if chosen is usual:
+            owners = "; or ".join(flag_of(kind.key) for kind in keyed if name in options(kind))
+            raise ValueError(f"{flag_of(name)} has no effect here: it belongs to {owners}")
+        raise ValueError(f"{flag_of(name)} cannot be combined with {flag_of(chosen.key)}")
+    return chosen  # type: ignore[no-any-return]
 
 
 def _refuse_elsewhere(known: Mapping[str, Option], values: Mapping[str, Any]) -> None:

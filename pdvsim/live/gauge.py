@@ -21,7 +21,7 @@ from pdvsim.sim.metrics.launches import LaunchTotals, rate
 from pdvsim.sim.metrics.summary import in_time, times_of
 from pdvsim.sim.prices.reach import Reaches
 from pdvsim.sim.records import Array, Columns, Log, Reader, request_columns, rows_of
-from pdvsim.view.report.series import over_time, present
+from pdvsim.view.report.series import Floats, over_time, present
 
 KEPT_S = 120.0
 STRIP_S = 0.2  # the latest launches
@@ -126,7 +126,7 @@ class LiveWindow:
     def metrics(self) -> dict[str, float]:
         """The metrics, by the names of a run's; without those of which nothing is known."""
         span_s, done, levels = max(self.end_s - self.start_s, 1e-9), self._finished, self.gauge.levels
-        metrics = {
+        metrics: dict[str, float] = {
             "output_throughput": float(self.deliveries["tokens"].sum()) / span_s,
             "request_throughput": len(done["id"]) / span_s,
             "arrival_rate": float((self.requests["arrival_s"] > self.start_s).sum()) / span_s,
@@ -141,21 +141,21 @@ class LiveWindow:
         if queries := int(done["prompt_tokens"][looked_up].sum()):
             metrics["prefix_cache_hit_rate"] = 100 * int(done["num_cached_tokens"][looked_up].sum()) / queries
         drafts = self.launches["steps"][self.launches["kind"] == KINDS.index("draft")]
-        accepted, refused = sum(part.verdicts for part in self.parts)
+        accepted, refused = np.sum([part.verdicts for part in self.parts], axis=0)
         metrics["draft_length"] = float(drafts.mean()) if len(drafts) else math.nan
         metrics["spec_decode_judged_acceptance_rate"] = 100 * rate(accepted, accepted + refused)
         works = LaunchTotals(Reaches(), self.gauge.bandwidths)
         works.add(self.launches, self.start_s, self.end_s, self.end_s)
-        return (
-            metrics | flatten({"kinds": works.kinds(), "lanes": works.lanes(span_s, self.gauge.replicas)}) | self.state
-        )
+        lanes = works.lanes(span_s, self.gauge.replicas)
+        metrics |= flatten({"kinds": works.kinds(), "lanes": lanes})
+        return {**metrics, **self.state}
 
     @cached_property
     def series(self) -> dict[str, Any]:
         """The metrics over time, as a report has them."""
         width_s = max(self.end_s - self.start_s, 10.0) / BINS
         first, last = math.ceil(self.start_s / width_s), math.floor(self.end_s / width_s)
-        edges = width_s * np.arange(first, max(first, last) + 1)
+        edges: Floats = width_s * np.arange(first, max(first, last) + 1, dtype=np.float64)
         read_s, verdicts = [part.end_s for part in self.parts], np.array([part.verdicts for part in self.parts])
         accepted, refused = (np.histogram(read_s, edges, weights=counts)[0] for counts in verdicts.T)
         judged = accepted + refused

@@ -79,15 +79,17 @@ class Dashboard:
         elif what == "speed":
             order = partial(setattr, pacer, "speed", dict(enumerate(SPEEDS.values()))[value])
         elif what in self.knobs:
-            order = partial(session.change, replace(session.knobs, **{what: _read(what, self.knobs[what], value)}))
+            changed: dict[str, Any] = {what: _read(what, self.knobs[what], value)}
+            order = partial(session.change, replace(session.knobs, **changed))
         else:
-            order = {
+            orders: dict[str, Callable[[], object]] = {
                 "pause": partial(pacer.run, not pacer.running),
                 "on": partial(session.advance, session.now_s + 1.0),
                 "restart": pacer.restart,
                 "burst": session.burst,
                 "save": self._start_saving,
-            }[what]
+            }
+            order = orders[what]
         self.controls, self.refusal, self._update_parts = self.controls + 1, "", {}
         try:
             self._go_on(order)

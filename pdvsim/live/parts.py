@@ -68,11 +68,11 @@ def parts(archs: Sequence[str], names: Sequence[str], levels_s: Mapping[str, flo
     def over_time(column: str) -> Callable[[Sequence[LiveWindow]], LiveContent]:
         curves = [Curve(*head, dash=dash) for head, dash in zip(heads, dashes, strict=True)]
         shown = [at for at in range(len(archs)) if drafting[at] or column not in ("draft_length", "acceptance")]
-        more = {"gives_way": False, "top": 100.0} if column == "acceptance" else {}
+        share = column == "acceptance"
 
         def content(windows: Sequence[LiveWindow]) -> LiveContent:
             series = {at: windows[at].series for at in shown}
-            return _lines([(curves[at], mine["edges_s"], mine[column]) for at, mine in series.items()], **more)
+            return _lines([(curves[at], mine["edges_s"], mine[column]) for at, mine in series.items()], share)
 
         return content
 
@@ -107,15 +107,16 @@ def parts(archs: Sequence[str], names: Sequence[str], levels_s: Mapping[str, flo
     ]  # fmt: skip
 
 
-def _lines(lines: Sequence[tuple[Curve, Array, Any]], gives_way: bool = True, **more: Any) -> LiveContent:
-    """Values between edges over time; nothing while they are constant: empty queues, a draft length that is fixed."""
+def _lines(lines: Sequence[tuple[Curve, Array, Any]], share: bool = False) -> LiveContent:
+    """Values between edges over time; nothing while they are constant: empty queues, a fixed draft length."""
     traces = []
     for curve, edges_s, values in lines:
         values = np.asarray(values, float)
         known = np.flatnonzero(~np.isnan(values))
         traces.append(replace(curve, x=edges_s[1:][known], y=values[known]))
+    chart = Chart(x="seconds", traces=traces, height=HEIGHT_PX, top=100.0 if share else None)
     constant = all(len(set(np.asarray(trace.y).tolist())) < 2 for trace in traces)
-    return None if constant and gives_way else {"charts": [Chart(x="seconds", traces=traces, height=HEIGHT_PX, **more)]}
+    return None if constant and not share else {"charts": [chart]}
 
 
 def _launches(window: LiveWindow, at: int, rows: Sequence[tuple[int, str]]) -> list[Bar]:

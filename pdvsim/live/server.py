@@ -162,7 +162,7 @@ class PageServer:
             loop.call_later(pause_s, go_on, next_s)
 
         def end(number: int, frame: FrameType | None) -> None:
-            signal.signal(number, before[number])  # the second one ends a policy that never yields
+            signal.signal(number, before[signal.Signals(number)])  # the second one ends a policy that never yields
             loop.add_callback_from_signal(loop.stop)
 
         before = {number: signal.signal(number, end) for number in (signal.SIGINT, signal.SIGTERM)}

@@ -12,12 +12,12 @@ from typing import Any, Literal
 
 import numpy as np
 
-from pdvsim.published.comparison import ComparisonModel
+from pdvsim.bench.join import grouped
 from pdvsim.published.poisson import PoissonModel
 from pdvsim.published.program import Score
-from pdvsim.published.tables import SOURCE, CalibratedModel, Constant, Published
-from pdvsim.published.three_way import ThreeWayModel
-from pdvsim.view.table import cell, rows_table
+from pdvsim.published.tables import POISSON_PAIRS, SOURCE, CalibratedModel, Constant, Published
+from pdvsim.published.three_way import ComparisonModel, ThreeWayModel
+from pdvsim.view.table import cell, grid, rows_table
 
 TableName = Literal["three-way", "poisson-30s", "model-comparison"]
 
@@ -91,13 +91,22 @@ class Reproduction:
 
     def winners(self, metric: str) -> dict[tuple[str, int], tuple[str, str]]:
         """The architecture with the least published and with the least simulated `metric`, by pair and concurrency."""
-        scenarios: dict[tuple[str, int], list[TableCell]] = {}
-        for figure in self.cells:
-            if figure.metric == metric:
-                scenarios.setdefault((figure.pair, figure.concurrency), []).append(figure)
+        scenarios = grouped((c for c in self.cells if c.metric == metric), lambda c: (c.pair, c.concurrency))
         return {
             scenario: (min(row, key=lambda c: c.published).arch, min(row, key=lambda c: c.simulated).arch)
             for scenario, row in scenarios.items()
+        }
+
+    def document(self) -> dict[str, Any]:
+        """All of it, as one document."""
+        return {
+            "table": self.table,
+            "source": SOURCE,
+            "interrupted": self.interrupted,
+            "replications": self.replications,
+            "constants": [asdict(constant) for constant in self.constants],
+            "cells": [cell.document() for cell in self.cells],
+            "missed": [cell.document() for cell in self.missed()],
         }
 
 
@@ -118,22 +127,20 @@ def reproduce(
         interrupted = True
     cells = []
     for key, figure in published.figures.items():
-        of_row = by_row.get((key.pair, key.arch, key.concurrency)) if key.table == name else None
-        if of_row is None or key.metric not in of_row[0]:
+        of_row = by_row.get((key.pair, key.arch, key.concurrency), []) if key.table == name else []
+        values = [score[key.metric] for score in of_row if key.metric in score]
+        if not values:
             continue
-        values = [score[key.metric] for score in of_row]
-        values = [value for value in values if not np.isnan(value)]
+        known = [value for value in values if not np.isnan(value)]
         # the latencies, the total and the throughput of a single request are one figure, which is calibrated on
         same_figure = table == "three-way" and figure.requests == 1
-        completions = float(np.mean([score.get("completions", figure.requests) for score in of_row]))
         cells.append(
             TableCell(
-                key.pair, key.arch, key.concurrency, figure.requests, key.metric, figure.unit,
-                figure.value,
-                float(np.mean(values)) if values else float("nan"),
-                float(np.std(values, ddof=1)) if len(values) > 1 else 0.0,
-                completions,
-                key in published.calibrated_on or same_figure,
+                key.pair, key.arch, key.concurrency, figure.requests, key.metric, figure.unit, figure.value,
+                simulated=float(np.mean(known)) if known else float("nan"),
+                spread=float(np.std(known, ddof=1)) if len(known) > 1 else 0.0,
+                completions=float(np.mean([score.get("completions", figure.requests) for score in of_row])),
+                used_for_calibration=key in published.calibrated_on or same_figure,
             )
         )  # fmt: skip
     return Reproduction(table, tuple(model.constants), tuple(cells), runs, interrupted)
@@ -156,10 +163,9 @@ def _constants(constants: tuple[Constant, ...]) -> str:
     rows = []
     for constant in constants:
         value = constant.value if isinstance(constant.value, str) else f"{constant.value * 1e3:.3f} ms"
-        named = dict.fromkeys(f"{key.arch} C={key.concurrency} {key.metric}" for key in constant.cells)
-        cells = ", ".join(named)
-        rows.append({"constant": constant.name, "value": value, "meaning": constant.meaning, "calibrated on": cells})
-    return rows_table(rows)
+        cells = dict.fromkeys(f"{key.arch} C={key.concurrency} {key.metric}" for key in constant.cells)
+        rows.append([constant.name, value, constant.meaning, ", ".join(cells)])
+    return grid(["constant", "value", "meaning", "calibrated on"], rows)
 
 
 def _cell_row(figure: TableCell, reproduction: Reproduction) -> dict[str, str]:
@@ -195,24 +201,16 @@ def _verdict(reproduction: Reproduction) -> list[str]:
         f"simulated: mean over {reproduction.replications} replications; "
         "spread: their standard deviation (each published value is a single run)",
     ]
-    if reproduction.table != "poisson-30s":
-        for metric in targets:
-            scenarios = reproduction.winners(metric)
-            texts = [
-                f"C={concurrency} {ours}" + ("" if ours == theirs else f" (published: {theirs})")
-                for (_, concurrency), (theirs, ours) in scenarios.items()
-            ]
-            if reproduction.table == "model-comparison":
-                alike = sum(theirs == ours for theirs, ours in scenarios.values())
-                texts = [f"the published architecture in {alike} of {len(scenarios)} scenarios"]
-            lines.append(f"lowest {metric}: {', '.join(texts)}")
-    else:
-        for label in dict.fromkeys(c.pair for c in reproduction.cells):
-            row = reproduction.row(label, "pd", "throughput_completed_only")
-            theirs, ours = max(row, key=lambda c: c.published), max(row, key=lambda c: c.simulated)
-            most = max(c.completions for c in row if c.concurrency >= 64)
-            lines.append(
-                f"{label}: pd peaks at C={ours.concurrency} (published: {theirs.concurrency}); "
-                f"at C >= 64 it completes at most {most:.1f} requests"
-            )
+    for metric in targets if reproduction.table != "poisson-30s" else ():
+        scenarios = reproduction.winners(metric)
+        alike = sum(theirs == ours for theirs, ours in scenarios.values())
+        lines.append(f"lowest {metric}: the published architecture in {alike} of {len(scenarios)} scenarios")
+    for label in POISSON_PAIRS if reproduction.table == "poisson-30s" else ():
+        row = reproduction.row(label, "pd", "throughput_completed_only")
+        theirs, ours = max(row, key=lambda c: c.published), max(row, key=lambda c: c.simulated)
+        most = max(c.completions for c in row if c.concurrency >= 64)
+        lines.append(
+            f"{label}: pd peaks at C={ours.concurrency} (published: {theirs.concurrency}); "
+            f"at C >= 64 it completes at most {most:.1f} requests"
+        )
     return lines

@@ -32,10 +32,11 @@ class TextTable:
     rows: Sequence[TextRow]
     spare: Sequence[str] = ()  # columns, and DETAIL, omitted on a narrow terminal, in this order
     notes: Sequence[str] = ()  # under it
+    headings: Sequence[str] = ()  # one per row, shown above the first row that has it
     folded: int = 0  # rows at the end that a page shows on demand
 
     def __str__(self) -> str:
-        lines = fitted_table(self.rows, self.spare)
+        lines = fitted_table(self.rows, self.spare, self.headings)
         without = lines[-1].startswith(LEFT_OUT) and DETAIL in lines[-1]
         return "\n".join([*lines, *(note for note in self.notes if not (without and note.startswith(BRACKETS)))])
 
@@ -53,7 +54,9 @@ class TextTable:
             head = line("th", {name: name for name in self.rows[0]})
             return f'<div class="scroll"><table><thead>{head}</thead><tbody>{"".join(body)}</tbody></table></div>'
 
-        lines = [line("td", row) for row in self.rows]
+        over = f'<tr><th colspan="{len(self.rows[0])}" style="text-align:left">{{}}</th></tr>'
+        above = (over.format(html.escape(words)) if words else "" for words in _first_of_runs(self.headings, self.rows))
+        lines = [words + line("td", row) for words, row in zip(above, self.rows, strict=True)]
         shown = len(lines) - self.folded
         rest = f"<details><summary>{self.folded} more</summary>{table(lines[shown:])}</details>" if self.folded else ""
         notes = f'<p class="note">{"<br>".join(map(html.escape, self.notes))}</p>' if self.notes else ""
@@ -142,25 +145,27 @@ def rows_table(rows: Sequence[TextRow]) -> str:
 
 def grid(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     """A table as wide as its cells, numbers right-aligned."""
-    return "\n".join(_lines(header, rows))
+    return "\n".join(_lines(header, rows, [""] * len(rows)))
 
 
-def fitted_table(rows: Sequence[TextRow], spare: Iterable[str]) -> list[str]:
+def fitted_table(rows: Sequence[TextRow], spare: Iterable[str], headings: Sequence[str] = ()) -> list[str]:
     """Rows with the same keys as a grid that fits the terminal, and a line on omitted columns.
 
-    Headings and long texts are folded first; then columns of `spare` are omitted, in order.
+    Headings and long texts are folded first; then columns of `spare` are omitted, in order. `headings`, one per row,
+    are printed above the first row that has them.
     """
     width, out = terminal_width(), list[str]()
-    lines = _laid_out(rows, width)
+    above = _first_of_runs(headings, rows)
+    lines = _laid_out(rows, width, above)
     for name in spare:
         if not _wide(lines, width):
             break
         before = rows
         rows = [{k: _plainer(v) if name == DETAIL else v for k, v in row.items() if k != name} for row in rows]
         out += [name] if rows != before else []
-        lines = _laid_out(rows, width)
+        lines = _laid_out(rows, width, above)
     if _wide(lines, width):
-        lines = _laid_out(rows, width, 1, 1)
+        lines = _laid_out(rows, width, above, 1, 1)
     return [*lines, *([f"{LEFT_OUT} {width} columns: {', '.join(out)}"] if out else [])]
 
 
@@ -172,6 +177,12 @@ def terminal_width() -> int:
 def folded(text: str, width: int) -> list[str]:
     """A text in lines of that width; words are never broken."""
     return textwrap.wrap(text, width, break_long_words=False, break_on_hyphens=False) or [""]
+
+
+def _first_of_runs(headings: Sequence[str], rows: Sequence[TextRow]) -> list[str]:
+    """The headings of rows, each only where it differs from the one before."""
+    headings = headings or [""] * len(rows)
+    return ["" if at and heading == headings[at - 1] else heading for at, heading in enumerate(headings)]
 
 
 def _wide(lines: Sequence[str], width: int) -> bool:
@@ -192,13 +203,15 @@ def _is_figure(text: str) -> bool:
     return text[:1].isdigit() or text[:1] in "+-"
 
 
-def _laid_out(rows: Sequence[TextRow], width: int, long: int = LONG_TEXT, short: int = SHORT_TEXT) -> list[str]:
+def _laid_out(
+    rows: Sequence[TextRow], width: int, above: Sequence[str], long: int = LONG_TEXT, short: int = SHORT_TEXT
+) -> list[str]:
     """The lines of a table, folded if they are wider than `width`.
 
     Headings are folded to two lines, and columns wider than `long`, the widest first, to at least `short`.
     """
     names, cells = [*rows[0]], [[*row.values()] for row in rows]
-    if not _wide(lines := _lines(names, cells), width):
+    if not _wide(lines := _lines(names, cells, above), width):
         return lines
     columns = list(zip(*cells, strict=True))
     widest = [max(map(len, column)) for column in columns]
@@ -215,14 +228,14 @@ def _laid_out(rows: Sequence[TextRow], width: int, long: int = LONG_TEXT, short:
             room = max(short, word, widest[at] - over)
             over -= max(heads[at], rooms[at]) - room
             heads[at] = rooms[at] = room
-    return _lines(_folded_each(names, heads), [_folded_each(row, rooms) for row in cells])
+    return _lines(_folded_each(names, heads), [_folded_each(row, rooms) for row in cells], above)
 
 
 def _folded_each(texts: Iterable[str], rooms: Iterable[int]) -> list[str]:
     return ["\n".join(folded(text, max(room, 1))) for text, room in zip(texts, rooms, strict=True)]
 
 
-def _lines(names: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
+def _lines(names: Sequence[str], rows: Sequence[Sequence[str]], above: Sequence[str]) -> list[str]:
     """Names and cells, which may have several lines, as columns; numbers to the right, names at the bottom."""
     columns = [[name, *column] for name, *column in zip(names, *rows, strict=True)]
     right = [all(map(_is_figure, cells)) for _, *cells in columns]
@@ -236,5 +249,7 @@ def _lines(names: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
                  for line in zip(*padded, strict=True))  # fmt: skip
         return ["  ".join(side).rstrip() for side in sides]
 
-    body = [line for row in rows for line in block(row, False)]
+    body = [
+        line for words, row in zip(above, rows, strict=True) for line in ([words] if words else []) + block(row, False)
+    ]
     return [*block(names, True), "-" * sum(widths, 2 * len(widths) - 2), *body]

@@ -234,5 +234,5 @@ def test_one_load_of_another_engine_predicts_its_other_loads(fitted: str, tmp_pa
     for name in set(LOADS) - {fitted}:
         load = loads[name]
         experiment = load.experiment("colocated", Acceptance(), server, replace(plain, machine=str(machine)), None)
-        off = load.errors(summarise(simulate(experiment, requests=load.requests(experiment.acceptance))))
+        off = load.joined(summarise(simulate(experiment, requests=load.requests(experiment.acceptance)))).errors
         assert max(abs(off["output_throughput"]), abs(off["mean_tpot_ms"])) < 0.1, (name, off)

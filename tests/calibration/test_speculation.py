@@ -7,7 +7,15 @@ import math
 import numpy as np
 import pytest
 
-from pdvsim.calibration.validate.speculation import PredictedPair, best_lengths, predicted, rates_of, read_pairs
+from pdvsim.calibration.validate.speculation import (
+    PredictedPair,
+    best_lengths,
+    has_sign,
+    joined,
+    predicted,
+    rates_of,
+    read_pairs,
+)
 from pdvsim.decide.error import gain_note
 from pdvsim.sim.config import Experiment, Hardware, Server
 from pdvsim.sim.engines.vllm import VLLM
@@ -40,7 +48,9 @@ def test_a_tree_without_branches_is_a_chain() -> None:
         chain.drafted._replace(topk=topk, verified_tokens=tokens)
         for topk, tokens in ((1, chain.drafted.k + 1), (4, 60))
     ]
-    plain, narrow, wide = (predicted(chain._replace(drafted=side)).speedup for side in (chain.drafted, *trees))
+    plain, narrow, wide = (
+        predicted(chain._replace(drafted=side)).predicted["speedup"] for side in (chain.drafted, *trees)
+    )
     assert narrow == pytest.approx(plain)
     assert wide < 0.95 * plain
 
@@ -57,8 +67,8 @@ def test_ratios_of_a_method_are_near_on_pairs_held_out(method: str, median: floa
         if "h200/vllm" not in pair.source
     ]
     predictions = [predicted(pair) for pair in pairs[:: max(1, len(pairs) // 12)]]
-    assert np.median([abs(one.error) for one in predictions]) < median
-    assert np.mean([one.has_sign for one in predictions]) >= signs
+    assert np.median([abs(one.errors["speedup"]) for one in predictions]) < median
+    assert np.mean([has_sign(one) for one in predictions]) >= signs
 
 
 def test_the_loss_of_a_draft_length_is_that_of_its_measured_speed() -> None:
@@ -67,7 +77,7 @@ def test_the_loss_of_a_draft_length_is_that_of_its_measured_speed() -> None:
 
     def at(k: int, measured: float, foreseen: float) -> PredictedPair:
         pair = one._replace(drafted=one.drafted._replace(k=k), speedup=measured, of_tpot=True)
-        return PredictedPair(pair, (figures[0]._replace(tpot_ms=foreseen), figures[1]._replace(tpot_ms=1.0)))
+        return joined(pair, (figures[0]._replace(tpot_ms=foreseen), figures[1]._replace(tpot_ms=1.0)))
 
     [choice] = best_lengths([at(1, 1.5, 1.4), at(2, 2.0, 1.6), at(3, 1.8, 1.7)])
     assert (choice.measured, choice.predicted) == (2, 3)

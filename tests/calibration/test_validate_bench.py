@@ -13,7 +13,7 @@ from test_from_bench import bench_of
 
 import pdvsim
 from pdvsim.bench.output import dumps
-from pdvsim.calibration.validate.bench import read_load
+from pdvsim.calibration.validate.bench import BenchedLoad, TokenTimes, intervals, read_load
 from pdvsim.cli import main
 from pdvsim.sim.config import Acceptance, Experiment, Host, Server, Traffic
 from pdvsim.sim.metrics.iterations import iteration_lines
@@ -124,10 +124,11 @@ def test_a_profile_of_the_server_predicts_it_better(tmp_path: Path, capsys: pyte
         ({"input_lens": [1, 2]}, [], "no list of output_tokens for each request"),
         ({"spec_decode_per_position_acceptance_rates": [2]}, [], "must be shares from 0 to 1"),
         ({"spec_decode_per_position_acceptance_rates": []}, [], "give --acceptance-rate"),
-        ({}, ["--held-out"], "--bench can be combined only with"),
+        ({}, ["--held-out"], "--held-out cannot be combined with --bench"),
         ({}, ["--pair", "llama-2-7b"], "name what drafted for llama-2-7b"),
         ({"itls": [[1e5]] * 40}, [], "itls of one request sum to 1e+05 s, in a benchmark of"),
         ({"output_lens": [1] * 40}, [], "itls has"),
+        ({"p90_tpot_ms": 1e22}, [], "p90_tpot_ms is 1e+22 ms, in a benchmark of"),
         ({}, ["--pair", "none-such:llama-2-7b"], "none-such"),
     ],
 )
@@ -152,7 +153,7 @@ def test_what_drafting_gains(tmp_path: Path, capsys: pytest.CaptureFixture[str],
     assert not compared(capsys, slow, drafted)["speed_up"]["inside"]
     other = bench_of(served(0, max_concurrency=4), tmp_path / "c4.json")
     assert "differ in their load" in refused(["validate", "--bench", other, drafted, "--pair", PAIR])
-    assert "without drafts and with them" in refused(["validate", "--bench", drafted, drafted, "--pair", PAIR])
+    assert "two results" in refused(["validate", "--bench", *[drafted] * 3, "--pair", PAIR])
 
 
 def test_python_compares_as_the_command_does(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -162,3 +163,47 @@ def test_python_compares_as_the_command_does(tmp_path: Path, capsys: pytest.Capt
     assert repr(comparison).splitlines()[0].split() == ["measured", "predicted", "error"]
     with pytest.raises(ValueError, match="unknown option write"):
         pdvsim.validate(write=True)
+
+
+def test_two_results_are_compared(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], refused: Callable[..., str]
+) -> None:
+    """A server against a slower one: each difference is in its interval, and the clear ones are above zero."""
+    fast, slow = (bench_of(served(0, host, max_concurrency=8), tmp_path / f"{host.completion_s}.json")
+                  for host in (USUAL, SLOW))  # fmt: skip
+    assert main(["compare", fast, slow, "--json"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    first, second = (json.loads(Path(path).read_text()) for path in (fast, slow))
+    for name, row in document["changes"].items():
+        assert row["change"] == pytest.approx(second[name] / first[name] - 1)
+        if name.endswith("throughput"):
+            assert row["interval"] is None
+        elif name.startswith("mean"):
+            low, high = row["interval"]
+            assert low <= row["change"] <= high, name
+    assert document["changes"]["mean_tpot_ms"]["interval"][0] > 0
+    bare = bench_of(served(0, SLOW, max_concurrency=8), tmp_path / "bare.json", detailed=False)
+    assert main(["compare", fast, bare, "--json"]) == 0
+    assert not any(row["interval"] for row in json.loads(capsys.readouterr().out)["changes"].values())
+    assert main(["compare", fast, bare]) == 0
+    assert "unknown" in capsys.readouterr().out
+    assert "two results" in refused(["compare", fast])
+    assert "name their models" in refused(["compare", fast, slow, "--gpu", "h100-sxm"])
+
+
+def test_an_interval_holds_the_long_run_difference() -> None:
+    """Of two samples of one distribution 95% of intervals hold zero."""
+    rng = np.random.default_rng(3)
+
+    def load() -> BenchedLoad:
+        first_s = rng.gamma(4.0, 0.1, 200)
+        lengths = np.tile(np.array([10, 1], dtype=np.int64), (200, 1)) + rng.integers(0, 9, (200, 1))
+        measured = {"mean_ttft_ms": 1e3 * float(first_s.mean())}
+        times = TokenTimes(first_s, [np.zeros(0)] * 200)
+        return BenchedLoad(Traffic(), lengths, np.zeros(200), 0, (), measured, (), None, times)
+
+    hits = 0
+    for _ in range(100):
+        low, high = intervals(load(), load())["mean_ttft_ms"]
+        hits += low <= 0 <= high
+    assert hits >= 90

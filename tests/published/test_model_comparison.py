@@ -10,11 +10,10 @@ import numpy as np
 import pytest
 
 from pdvsim.cli import main
-from pdvsim.published.comparison import COMPARISON, PAIRS, RATES_PER_S, SAME_PROMPT, possible_orders
 from pdvsim.published.program import K, legacy_arrivals
 from pdvsim.published.reproduce import Reproduction, reproduce
 from pdvsim.published.tables import THREE_WAY_PAIR, Key, TableRow, five_requests, load_published
-from pdvsim.published.three_way import ThreeWayModel
+from pdvsim.published.three_way import COMPARISON, PAIRS, RATES_PER_S, SAME_PROMPT, ThreeWayModel, possible_orders
 
 ROWS = load_published().rows(COMPARISON)
 QWEN = "Qwen2-1.5B->Qwen2-7B"

@@ -7,9 +7,9 @@ import math
 
 import pytest
 
-from pdvsim.published.comparison import COMPARISON
 from pdvsim.published.program import PublishedJob
 from pdvsim.published.tables import FOLDER, Key, key_of, load_published
+from pdvsim.published.three_way import COMPARISON
 from studies.pdverify import MODERN, differences, fair_poisson, fair_text, score_fairly
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shlex
 
 import pandas as pd
@@ -113,3 +114,11 @@ def test_a_long_command_is_continued_and_stays_the_same(words: list[str]) -> Non
     assert shlex.split(" ".join(lines)) == words
     for line in lines:
         assert len(line) <= 60 - 2 or len(shlex.split(line)) <= 2 or len(lines) == 1
+
+
+def test_headings_stand_above_the_first_of_their_rows_printed_and_on_a_page() -> None:
+    rows = [{"arch": arch, "tok/s": str(n)} for n, arch in enumerate(("pd", "pdv", "pd"))]
+    table = TextTable(rows, headings=("0.5 & less", "0.5 & less", "0.9"))
+    assert [line.split()[0] for line in str(table).splitlines()] == ["arch", "-" * 11, "0.5", "pd", "pdv", "0.9", "pd"]
+    cells = re.findall(r">([^<>]+)<", table.html())
+    assert cells == ["arch", "tok/s", "0.5 &amp; less", "pd", "0", "pdv", "1", "0.9", "pd", "2"]

@@ -1,17 +1,19 @@
-"""`pdvsim validate --bench`: compare a benchmark of your server with its simulation."""
+"""Benchmarks of your server: compared with simulations (`validate --bench`) and with each other (`compare`)."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from pdvsim.bench.band import spanned
-from pdvsim.calibration.validate.bench import BenchedLoad, check_drafter, read_load
-from pdvsim.cli.validate.options import Compared, ValidateOptions
+from pdvsim.bench.join import Joined
+from pdvsim.calibration.validate.bench import BenchedLoad, check_drafter, intervals, read_load
+from pdvsim.cli.validate.base import Compared, ValidationCommand
 from pdvsim.decide.error import lead_error
-from pdvsim.sim.config import Arch, Experiment
+from pdvsim.sim.config import Acceptance, Arch, Experiment, Hardware, Server
+from pdvsim.sim.limits import DraftLength, Paths, Redefined
 from pdvsim.sim.relevance import vet
 from pdvsim.sim.run import simulate
 from pdvsim.view.serving import TOTALS
@@ -19,88 +21,168 @@ from pdvsim.view.style import metric_label
 from pdvsim.view.table import cell, grid, percent_cell
 
 TITLES = {metric: title.rstrip(":") for title, metric, _ in TOTALS}  # as vLLM prints them
+UNKNOWN = "unknown"
 
 
-def compare_bench(args: ValidateOptions, paths: Sequence[str], pair: str) -> Compared:
-    """Benchmarks and simulations of their loads with the given draft length, or their own.
+@dataclass(frozen=True)
+class BenchedServer(ValidationCommand):
+    """A server of your own that was benchmarked"""
 
-    Of one server without drafts and with them: also what drafting gains, measured and predicted.
-    """
+    pair: str | None = None
+    """The models of the benchmarked server, as draft:target, or the target alone (or --model)."""
+    arch: Arch = "colocated"
+    """Architecture of the benchmarked server; vLLM is colocated."""
+    num_speculative_tokens: Redefined[DraftLength | None] = None
+    """Draft length of the benchmarked server; default: that of the result."""
+    acceptance: Acceptance = field(default_factory=Acceptance)
+    server: Server = field(default_factory=Server)
+    hardware: Hardware = field(default_factory=Hardware)
+
+
+@dataclass(frozen=True)
+class ValidateBench(BenchedServer):
+    """Compare a benchmark of your own server (--bench)"""
+
+    key = "bench"
+
+    bench: Paths = ()
+    """Instead of recorded runs: compare a result of `vllm bench serve` on your server with a simulation of its load.
+    Two results are also compared with each other, as by `pdvsim compare`."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.pair is None:
+            raise ValueError("--bench needs the served models: give --model or --pair draft:target")
+
+    def answer(self) -> Compared:
+        return compare_benches(self.bench, self)
+
+
+def compare_benches(paths: Sequence[str], server: BenchedServer) -> Compared:
+    """One result with its simulation; or two results of one load, with their simulations if the server is named."""
     loads = [read_load(path) for path in paths]
-    lengths = [load.k if args.num_speculative_tokens is None else args.num_speculative_tokens for load in loads]
-    if any(lengths):
-        check_drafter(pair, args.server)
+    if server.pair is not None:
+        lengths = [load.k if server.num_speculative_tokens is None else server.num_speculative_tokens for load in loads]
+        if any(lengths):
+            check_drafter(server.pair, server.server)
     if len(loads) == 1:
-        return _compared(args, args.arch, paths[0], loads[0], pair)[0]
-    if len(loads) > 2 or min(lengths) > 0 or not max(lengths):
-        raise ValueError("--bench takes one result, or two of one server: without drafts and with them")
-    plain, drafted = sorted(zip(loads, paths, strict=True), key=lambda case: case[0].k)
-    sent = [replace(load.traffic, input_len=None, output_len=None) for load, _ in (plain, drafted)]
+        document, text, _ = _predicted(server, server.arch, paths[0], loads[0])
+        return Compared(document, text)
+    if len(loads) != 2:
+        raise ValueError(f"two results of one load can be compared, not {len(loads)}")
+    cases = list(zip(paths, loads, strict=True))
+    if loads[1].k == 0 < loads[0].k:
+        cases.reverse()  # without drafts first
+    (_, first), (_, second) = cases
+    sent = [replace(load.traffic, input_len=None, output_len=None) for load in (first, second)]
     if sent[0] != sent[1]:
-        raise ValueError(f"--bench: {plain[1]} and {drafted[1]} differ in their load")
-    without: Arch = "autoregressive" if args.arch == "colocated" else args.arch
-    both = [_compared(args, arch, path, load, pair) for arch, (load, path) in ((without, plain), (args.arch, drafted))]
-    gain = _gain([compared.document["metrics"] for compared, _ in both], both[1][1], sent[0].request_rate)
-    verdict = "inside" if gain["inside"] else "outside"
-    text = (
-        f"Drafting, by {gain['metric']}: {gain['measured']:.2f} times plain decoding measured, "
-        f"{gain['predicted']:.2f} predicted ({percent_cell(gain['error'], '+')}), {verdict} the error range of such "
-        f"ratios, {percent_cell(gain['range'])}"
-    )
-    blocks = [f"{compared.document['bench']}\n{compared.text}" for compared, _ in both]
-    document = {"benches": [compared.document for compared, _ in both], "speed_up": gain}
-    return Compared(document, "\n\n".join([*blocks, text]))
+        raise ValueError(f"{' and '.join(path for path, _ in cases)} differ in their load: bench both alike")
+    document, blocks = _changes(cases), list[str]()
+    if server.pair is not None:
+        blocks = _both_predicted(server, cases, document)
+    return Compared(document, "\n\n".join([*blocks, _change_table(document, cases)]))
 
 
-def _gain(metrics: Sequence[Mapping[str, Any]], drafting: Experiment, request_rate: float) -> dict[str, Any]:
-    """What drafting gains: tokens per second, or time per token where requests arrive at a rate."""
-    metric = "mean_tpot_ms" if math.isfinite(request_rate) else "output_throughput"
-    if any(metric not in rows for rows in metrics):
-        raise ValueError(f"--bench: both results need {metric}")
-    plain, drafted = (rows[metric] for rows in metrics)
-    sign = -1 if metric == "mean_tpot_ms" else 1
-    measured, predicted = ((drafted[side] / plain[side]) ** sign for side in ("measured", "predicted"))
-    error, limit = predicted / measured - 1, lead_error(drafting, metric)
+def _changes(cases: Sequence[tuple[str, BenchedLoad]]) -> dict[str, Any]:
+    """Metrics of the second result over the first's, less one, with their intervals."""
+    (_, first), (_, second) = cases
+    known = intervals(first, second)
+    changes = {
+        name: {
+            "first": first.measured[name], "second": second.measured[name], "change": change,
+            "interval": known.get(name),
+        }
+        for name, change in Joined(first, first.measured, second.measured).errors.items()
+    }  # fmt: skip
+    return {"results": [path for path, _ in cases], "draft_lengths": [load.k for _, load in cases], "changes": changes}
+
+
+def _both_predicted(
+    server: BenchedServer, cases: Sequence[tuple[str, BenchedLoad]], document: dict[str, Any]
+) -> list[str]:
+    """Simulate both loads, and add predicted changes and the speed-up to the document; returns the blocks of text."""
+    plain: Arch = "autoregressive" if server.arch == "colocated" else server.arch
+    drafting = cases[0][1].k == 0 < cases[1][1].k
+    archs = (plain if drafting else server.arch), server.arch
+    found = [_predicted(server, arch, path, load) for arch, (path, load) in zip(archs, cases, strict=True)]
+    both = [one["metrics"] for one, _, _ in found]
+    for name, row in document["changes"].items():
+        if all(name in metrics for metrics in both):
+            row["predicted_change"] = both[1][name]["predicted"] / both[0][name]["predicted"] - 1
+    timed = math.isfinite(cases[0][1].traffic.request_rate) and "mean_tpot_ms" in document["changes"]
+    metric, sign = ("mean_tpot_ms", -1) if timed else ("output_throughput", 1)
+    row = document["changes"][metric]
+    measured, predicted = ((1 + row[change]) ** sign for change in ("change", "predicted_change"))
+    error, limit = predicted / measured - 1, lead_error(found[1][2], metric)
     inside = abs(math.log1p(error)) <= math.log1p(limit)
-    return {
+    document["benches"] = [one for one, _, _ in found]
+    document["speed_up"] = {
         "metric": metric, "measured": measured, "predicted": predicted, "error": error, "range": limit,
         "inside": inside,
     }  # fmt: skip
+    what, over = ("Drafting", "plain decoding") if drafting else ("The second", "the first")
+    return [
+        *(f"{path}\n{text}" for (path, _), (_, text, _) in zip(cases, found, strict=True)),
+        f"{what}, by {metric}: {measured:.2f} times {over} measured, {predicted:.2f} predicted "
+        f"({percent_cell(error, '+')}), {'inside' if inside else 'outside'} the error range of such ratios, "
+        f"{percent_cell(limit)}",
+    ]
 
 
-def _compared(
-    args: ValidateOptions, arch: Arch, path: str, load: BenchedLoad, pair: str
-) -> tuple[Compared, Experiment]:
+def _predicted(
+    options: BenchedServer, arch: Arch, path: str, load: BenchedLoad
+) -> tuple[dict[str, Any], str, Experiment]:
     """One benchmark and the simulation of its load."""
-    k = args.num_speculative_tokens
-    server = replace(args.server, pair=pair, num_speculative_tokens=k or 0)
-    hardware = replace(args.hardware, profile=args.profile, contention=args.contention)
-    experiment = load.experiment(arch, args.acceptance, server, hardware, k)
+    k = options.num_speculative_tokens
+    server = replace(options.server, pair=str(options.pair), num_speculative_tokens=k or 0)
+    experiment = load.experiment(arch, options.acceptance, server, options.hardware, k)
     vet([experiment])
     result = simulate(experiment, requests=load.requests(experiment.acceptance))
     predicted = spanned(result)
-    errors = load.errors(predicted)
+    joined = load.joined(predicted)
     rows = {
         name: {"measured": load.measured[name], "predicted": predicted[name], "error": error}
-        for name, error in errors.items()
+        for name, error in joined.errors.items()
     }
     facts = _facts(load, experiment, result.meta, predicted)
-    if hardware.machine is None and hardware.profile is None:
+    if options.hardware.machine is None and options.hardware.profile is None:
         served = server.pair.rpartition(":")[2] if not load.k else server.pair
         facts.append(
             "to correct for your engine: pdvsim calibrate --from-bench "
-            f"{path} {'--pair' if load.k else '--model'} {served} --gpu {hardware.gpu} -o mine.json; "
+            f"{path} {'--pair' if load.k else '--model'} {served} --gpu {options.hardware.gpu} -o mine.json; "
             "then add --machine mine.json to any command"
         )
-    return Compared({"bench": path, "metrics": rows, "notes": facts}, _text(rows, facts)), experiment
+    cells = [
+        [title_of(name), cell(row["measured"]), cell(row["predicted"]), percent_cell(row["error"], "+")]
+        for name, row in rows.items()
+    ]
+    text = "\n".join([grid(["", "measured", "predicted", "error"], cells), *facts])
+    return {"bench": path, "metrics": rows, "notes": facts}, text, experiment
 
 
-def _text(rows: Mapping[str, Mapping[str, float]], facts: list[str]) -> str:
-    cells = []
-    for metric, row in rows.items():
-        title = TITLES.get(metric) or metric_label(metric)
-        cells.append([title, cell(row["measured"]), cell(row["predicted"]), percent_cell(row["error"], "+")])
-    return "\n".join([grid(["", "measured", "predicted", "error"], cells), *facts])
+def title_of(metric: str) -> str:
+    """A metric as vLLM prints it."""
+    return TITLES.get(metric) or metric_label(metric)
+
+
+def _change_table(document: Mapping[str, Any], cases: Sequence[tuple[str, BenchedLoad]]) -> str:
+    """Both results by metric, with the difference."""
+    foreseen = any("predicted_change" in row for row in document["changes"].values())
+    rows = []
+    for name, row in document["changes"].items():
+        ends = row["interval"]
+        interval = UNKNOWN if ends is None else " to ".join(percent_cell(end, "+") for end in ends)
+        predicted = [percent_cell(row.get("predicted_change"), "+")] if foreseen else []
+        figures = cell(row["first"]), cell(row["second"]), percent_cell(row["change"], "+")
+        rows.append([title_of(name), *figures, interval, *predicted])
+    header = ["", "first", "second", "difference", "95% interval", *(["predicted"] if foreseen else [])]
+    drafts = [f"draft length {load.k}" if load.k else "no drafts" for _, load in cases]
+    names = [f"{which}: {path}, {of}" for which, (path, _), of in zip(("first", "second"), cases, drafts, strict=True)]
+    note = (
+        "Intervals are from resampled requests of these two runs; how a server varies between runs is not in them. "
+        "Unknown: one figure of a whole run, a percentile of few requests, or a result without --save-detailed"
+    )
+    return "\n".join([*names, grid(header, rows), note])
 
 
 def _facts(

@@ -1,0 +1,79 @@
+"""`pdvsim validate --speculation`: measured pairs of servers, without and with speculation, against simulations."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from pdvsim.bench.join import grouped, simulations, some_of
+from pdvsim.calibration.validate.speculation import (
+    MeasuredPair,
+    PredictedPair,
+    best_lengths,
+    cost,
+    error_cells,
+    figures_of,
+    joined,
+    read_pairs,
+)
+from pdvsim.cli.validate.base import Compared, MeasuredEngine, MeasuredServers
+from pdvsim.view.validation import speculation_text
+
+CONCURRENCIES = (1, 8, 32, 128)  # up to which a group of rows reaches
+
+
+@dataclass(frozen=True)
+class ValidateSpeculation(MeasuredServers):
+    """Compare measured pairs of servers, without and with speculation (--speculation)"""
+
+    key = "speculation"
+
+    speculation: MeasuredEngine | None = None
+    """Instead of recorded runs: compare measured pairs of servers of this engine, or of all, with simulations."""
+
+    def answer(self) -> Compared:
+        """Measured pairs, of one engine or all, and what is predicted for them."""
+        engines = ("vllm", "sglang", "trtllm") if self.speculation == "all" else (self.speculation,)
+        pairs = [pair for pair in read_pairs() if pair.held_out == self.held_out and pair.drafted.engine in engines]
+        pairs = list(some_of(pairs, self.rows))
+        done = simulations(_task, pairs, "pairs", self.jobs, self.json, cost)
+        predictions = [joined(pairs[at], row["sides"]) for at, row in sorted(done.rows.items())]
+        document = {
+            "held_out": self.held_out,
+            "pairs": [_row(one) for one in predictions],
+            "groups": {
+                name: {key: error_cells(group) for key, group in sorted(grouped(predictions, label).items())}
+                for name, label in GROUPS.items()
+            },
+            "lengths": list(map(asdict, best_lengths(predictions))),
+            "failures": {pairs[at].setting: reason for at, reason in done.failures.items()},
+        }
+        return Compared(document, speculation_text(document), done.unfinished)
+
+
+def _task(index: int, pair: MeasuredPair) -> dict[str, Any]:
+    return {"sides": (figures_of(pair.plain), figures_of(pair.drafted))}
+
+
+def _row(one: PredictedPair) -> dict[str, Any]:
+    """A pair as the document has it."""
+    side = one.of.drafted
+    return {
+        "engine": side.engine, "version": side.version, "card": side.card, "pair": side.pair,
+        "method": one.of.method_class, "k": side.k, "concurrency": side.concurrency,
+        "measured": one.measured["speedup"], "predicted": one.predicted["speedup"], "source": one.of.source,
+    }  # fmt: skip
+
+
+def _concurrency(one: PredictedPair) -> str:
+    groups = (f"up to {most}" for most in CONCURRENCIES if one.of.drafted.concurrency <= most)
+    return next(groups, f"above {CONCURRENCIES[-1]}")
+
+
+GROUPS: dict[str, Callable[[PredictedPair], str]] = {
+    "engine and method": lambda one: f"{one.of.drafted.engine} {one.of.method_class}",
+    "draft length": lambda one: f"k={one.of.drafted.k}",
+    "concurrency": _concurrency,
+    "all": lambda one: "all",
+}

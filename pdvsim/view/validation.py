@@ -1,0 +1,223 @@
+"""The tables of validations: real runs, their launches, and measured servers of other engines."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from pdvsim.calibration.validate.silicon import LARGE, kind_of
+from pdvsim.calibration.validate.speculation import SIDES
+from pdvsim.sim.trust import ANY
+from pdvsim.view.table import cell, grid, missing, percent_cell, rows_table
+
+WORST_RUNS_SHOWN = 10
+BAR_METRICS = ("output_throughput", "mean_ttft_ms", "p99_ttft_ms", "mean_tpot_ms", "p99_itl_ms", "mean_e2el_ms")
+LEAST_SHARE = 0.0005  # least share of the time that gets its own line
+SILICON_TARGETS: dict[str, tuple[float, ...]] = {  # of TPOT: median, 95th percentile
+    "dense": (0.05, 0.20),
+    "mixtures of experts": (0.08, 0.30),
+    LARGE["expert-parallel"]: (0.12,),
+    LARGE["apart"]: (0.15,),
+}
+
+
+def both_cell(errors: Mapping[str, float] | None) -> str:
+    """Median / 95th percentile, or a dash for nothing."""
+    if not errors or missing(errors["median"]):
+        return "-"
+    return f"{percent_cell(errors['median'])} / {percent_cell(errors['p95'])}"
+
+
+def missed(errors: Mapping[str, float], limits: Mapping[str, float]) -> str:
+    """The limits of a group's errors, and whether one is missed."""
+    verdict = " missed" * any(errors[name] > limit for name, limit in limits.items())
+    return " / ".join(map(percent_cell, limits.values())) + verdict
+
+
+# real runs ----------------------------------------------------------------------------------------------------------
+
+
+def runs_text(document: Mapping[str, Any]) -> str:
+    """Errors by group and metric, the worst runs, leads, error bars; then held-out runs."""
+    blocks = []
+    if document["runs"]:
+        blocks += [_errors(document), _worst(document["runs"])]
+    if (leads := document["leads"])["pairs"]:
+        rows = [
+            [_short(m), *map(percent_cell, (lead["median"], lead["p95"])), f"{lead['order_right']} of {lead['apart']}"]
+            for m, lead in leads["by_metric"].items()
+        ]
+        header = ["error of a predicted lead", "median", "95%", "order right, leads over 3%"]
+        pairs = f"{leads['pairs']} pair{'s' if leads['pairs'] > 1 else ''} of servers"
+        blocks.append(f"{grid(header, rows)}\n{pairs}, each on the same requests in a closed loop (without baseline)")
+    blocks += [_bars(document)] if document["bars"] else []
+    if held := document["held_out"]:
+        blocks.append(
+            "Held out: nothing was tuned on these runs\n"
+            + _errors({**document, **held, "ablations": {}, "spread": None})
+        )
+        blocks.append(_worst(held["runs"]))
+    spread = document["spread"]
+    again = f"{spread['runs']} repeated runs" if spread else "no experiment was repeated"
+    apart = f" and {len(held['runs'])} held out" if held else ""
+    blocks.append(f"{len(document['runs'])} runs{apart}, {again}; profile {document['foundation']}")
+    return "\n\n".join(blocks)
+
+
+def _errors(document: Mapping[str, Any]) -> str:
+    """Median and 95th percentile overall, by metric and by group, with targets, ablations and the spread."""
+    targets, paced = document["targets"], document["paced"]
+    others = {"pace known": paced["after"]} if paced else {}
+    others |= {**document["ablations"], "repeated runs": document["spread"] or {}}
+    rows = []
+    for part in ("", "by_metric", "by_arch", "by_pair", "by_dataset", "by_load"):
+        for name, errors in _parts(document, part).items():
+            limits = {"median": targets["median"], "p95": targets["p95"]}
+            if part:
+                limit = targets.get(name) if part == "by_metric" else targets["group"]
+                limits = {} if limit is None else {"p95": limit}
+            rows.append(
+                {
+                    "errors of": _short(name) if part == "by_metric" else name,
+                    "runs": str(errors.get("runs", len(document["runs"]))),
+                    "median": percent_cell(errors["median"]),
+                    "95%": percent_cell(errors["p95"]),
+                    "target": missed(errors, limits),
+                    **{title: both_cell(_parts(model, part).get(name)) for title, model in others.items()},
+                }
+            )
+    if not paced:
+        return rows_table(rows)
+    raw, after = (both_cell(_parts(paced[side], "")["all"]) for side in ("raw", "after"))
+    return f"{rows_table(rows)}\n{paced['runs']} runs scaled to the speed of their machine: {raw} before, {after} after"
+
+
+def _parts(model: Mapping[str, Any], part: str) -> Mapping[str, Any]:
+    """The errors of a model by the names of a part; without a part, those of all metrics and runs."""
+    if part or "median_abs_error" not in model:
+        by_name: Mapping[str, Any] = model.get(part, {})
+        return by_name
+    return {"all": {"median": model["median_abs_error"], "p95": model["p95_abs_error"]}}
+
+
+def _worst(runs: Sequence[Mapping[str, Any]]) -> str:
+    """The runs with the largest mean absolute error."""
+
+    def off(run: Mapping[str, Any]) -> float:
+        return float(sum(map(abs, run["errors"].values())) / len(run["errors"]))
+
+    rows = []
+    for run in sorted((run for run in runs if run["errors"]), key=off, reverse=True)[:WORST_RUNS_SHOWN]:
+        metric = max(run["errors"], key=lambda name: abs(run["errors"][name]))
+        real, predicted = (run[side]["output_throughput"] for side in ("measured", "predicted"))
+        labels = [str(run["number"] or "-"), *(run[name] for name in ("arch", "pair", "dataset", "load"))]
+        largest = f"{_short(metric)} {percent_cell(run['errors'][metric], '+')}"
+        rows.append([*labels, f"{real:.0f}", f"{predicted:.0f}", percent_cell(off(run)), largest])
+    header = ["worst runs", "arch", "pair", "data set", "load", "real tok/s", "sim tok/s", "mean error", "largest"]
+    return grid(header, rows)
+
+
+def _bars(document: Mapping[str, Any]) -> str:
+    """Error ranges that `run` prints, by group, and the share of runs within them."""
+    kinds = {"of other runs": document["coverage"]}
+    kinds |= {"of held-out runs": document["held_out"]["coverage"]} if document["held_out"] else {}
+    rows = []
+    for known, bars in document["bars"].items():
+        for group, bar in bars.items():
+            shares = [covered[known]["by_group"].get(group) for covered in kinds.values()]
+            if group == ANY:
+                shares = [covered[known] for covered in kinds.values()]
+            held = [f"{percent_cell(share['covered'])} of {share['runs']}" if share else "-" for share in shares]
+            rows.append([known, group, *(percent_cell(bar.get(metric)) for metric in BAR_METRICS), *held])
+    header = ["predicted for", "90% within ±", *map(_short, BAR_METRICS), *(f"covered {name}" for name in kinds)]
+    return grid(header, rows)
+
+
+def _short(metric: str) -> str:
+    if metric == "output_throughput":
+        return "out tok/s"
+    which, name, _ = metric.split("_")
+    return f"{which} {name.upper()}"
+
+
+def launch_tables(comparison: Mapping[str, Any]) -> Iterator[str]:
+    """Contributions to the error by kind and size, largest first; then the gaps."""
+    yield f"{comparison['run']}\nprofile {comparison['foundation']}"
+    shown = [row for row in comparison["rows"] if abs(row["share"]) >= LEAST_SHARE]
+    timed = ("measured_ms", "predicted_ms", "measured_stretch", "predicted_stretch")
+    rows = []
+    for row in sorted(shown, key=lambda row: -abs(row["share"])):
+        counts, times = (str(row[side]) for side in ("measured", "predicted")), (cell(row[name], 3) for name in timed)
+        rows.append([row["what"], row["sizes"], *counts, *times, percent_cell(row["share"], "+")])
+    rows.append(["all", *[""] * 7, percent_cell(comparison["error"], "+")])
+    header = ["launches", "rows or tokens", "real", "sim", "real ms", "sim ms", "real / alone", "sim / alone",
+              "share of GPU time"]  # fmt: skip
+    yield grid(header, rows)
+    rows = []
+    for lane, sides in comparison["gaps"].items():
+        real, sim = (sides[side] for side in ("measured", "predicted"))
+        figures = [f"{cell(real[key], 1)} / {cell(sim[key], 1)}" for key in ("median_us", "p95_us")]
+        rows.append([lane, *figures, f"{percent_cell(real['share'])} / {percent_cell(sim['share'])}"])
+    idle = " / ".join(percent_cell(comparison["idle"][side]) for side in ("measured", "predicted"))
+    rows.append(["GPU idle", "-", "-", idle])
+    yield grid(["gaps, real / sim", "median us", "95% us", "share of time"], rows)
+
+
+# measured servers ---------------------------------------------------------------------------------------------------
+
+
+def silicon_text(document: dict[str, Any]) -> str:
+    """Errors by kind, engine, model and concurrency next to AIConfigurator's, and what was left out."""
+    blocks = []
+    for name, parts in document["by"].items():
+        rows = [[part, *_cells(part, errors)] for part, errors in parts.items()]
+        if name == "kind":
+            rows.append(["all", *_cells("all", document["all"])])
+        header = [name, "rows", "TPOT", "target", "TTFT", "shared", "TPOT", "AIConfigurator", "TTFT", "AIConfigurator"]
+        blocks.append(grid(header, rows))
+    which = "held-out" if document["held_out"] else "visible"
+    notes = [
+        f"Errors as median / 95th percentile, of {document['all']['rows']} {which} rows; AIConfigurator's on the "
+        "rows that it estimates",
+        "Ratio of two rows that differ in concurrency, tensor parallelism or weights alone: "
+        f"{both_cell(document['ratios'])}",
+    ]
+    reasons = Counter(kind_of(reason) for reason in (*document["odd"].values(), *document["failed"].values()))
+    notes += ["no estimate by AIConfigurator: {rows} rows: {reason}".format(**one) for one in document["not_estimated"]]
+    notes += [f"left out: {count} rows: {reason}" for reason, count in reasons.most_common()]
+    notes += ["not simulated: {rows} rows, {kind}: {reason}".format(**one) for one in document["not_simulated"]]
+    return "\n\n".join([*blocks, "\n".join(notes)])
+
+
+def _cells(part: str, errors: Mapping[str, Any]) -> list[str]:
+    limits = dict(zip(("median", "p95"), SILICON_TARGETS.get(part, ()), strict=False))
+    names = ("tpot_shared", "tpot_aiconfigurator", "ttft_shared", "ttft_aiconfigurator")
+    others = [both_cell(errors[name]) for name in names]
+    own = both_cell(errors["tpot"]), missed(errors["tpot"], limits), both_cell(errors["ttft"])
+    return [str(errors["rows"]), *own, str(errors["shared"]), *others]
+
+
+def speculation_text(document: Mapping[str, Any]) -> str:
+    """Errors of the ratio of measured pairs by group, its sign, and the best draft lengths."""
+    which = "held-out" if document["held_out"] else "visible"
+    tables = [f"Speed-up by speculation, predicted against measured: {len(document['pairs'])} {which} pairs of servers"]
+    for name, parts in document["groups"].items():
+        lines = []
+        for key, cells in parts.items():
+            figures = [cells[f"tpot_ms_{side}"] or cells[f"throughput_{side}"] for side in SIDES]
+            lines.append([
+                key, str(cells["pairs"]), percent_cell(cells["ratio_median"]), percent_cell(cells["ratio_95"]),
+                percent_cell(cells["ratio_signed"], "+"), f"{cells['signs']} of {cells['pairs']}",
+                *("" if figure is None else percent_cell(figure) for figure in figures),
+            ])  # fmt: skip
+        tables.append(grid((name, "pairs", "median", "95%", "signed", "sign right", *SIDES), lines))
+    if choices := document["lengths"]:
+        right = sum(choice["measured"] == choice["predicted"] for choice in choices)
+        lost = f"the predicted one loses {max(choice['loss'] for choice in choices):.1%} at most"
+        tables.append(f"Best draft length (0 among them): right in {right} of {len(choices)} settings; {lost}")
+    tables += [f"not simulated: {setting}: {why}" for setting, why in document["failures"].items()]
+    tables.append(
+        "Errors of the ratio; of TPOT, else throughput, without and with speculation (medians of absolute values)"
+    )
+    return "\n\n".join(tables)
