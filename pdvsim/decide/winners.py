@@ -127,8 +127,8 @@ class Differences:
 
     def sections(self) -> list[PageSection]:
         """The metrics of all, then the differences."""
-        percentiles = {mine.scoring.metric_percentiles for spot in self.settings.values() for mine in spot.values()}
-        of_all = comparison_table(self.summary, *percentiles, varied=("place", "settings"))
+        [here, *_] = (mine for spot in self.settings.values() for mine in spot.values())
+        of_all = comparison_table(self.summary, here.scoring.metric_percentiles, varied=("place", "settings"))
         if not self.paired:
             return [("", [of_all])]
         leads = [
