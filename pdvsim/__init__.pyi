@@ -88,7 +88,7 @@ def advise(
         batch job, all of whose requests arrive at the start.
     - goodput: Service levels of ttft, tpot or e2el in ms: ttft:500 tpot:50, or with a percentile p99_ttft:200.
     - dataset_path: File of the data set: a published one, or your own CSV or JSONL of arrivals and tokens
-        (docs/traffic.md).
+        (docs/traffic.md). Only with --dataset-name sharegpt, custom, azure, burstgpt or mooncake.
     - input_len: Prompt tokens; default: 1024 for random, else the data set's own.
     - output_len: Output tokens; default: 128 for random, else the data set's own.
     - num_speculative_tokens: Draft length k for every architecture; default: the best of each, from 0 (no drafts) to
@@ -168,7 +168,7 @@ def capacity(
         batch job, all of whose requests arrive at the start.
     - goodput: Service levels of ttft, tpot or e2el in ms: ttft:500 tpot:50, or with a percentile p99_ttft:200.
     - dataset_path: File of the data set: a published one, or your own CSV or JSONL of arrivals and tokens
-        (docs/traffic.md).
+        (docs/traffic.md). Only with --dataset-name sharegpt, custom, azure, burstgpt or mooncake.
     - input_len: Prompt tokens; default: 1024 for random, else the data set's own.
     - output_len: Output tokens; default: 128 for random, else the data set's own.
     - num_speculative_tokens: Draft length k for every architecture; default: the best of each, from 0 (no drafts) to
@@ -238,7 +238,7 @@ def draft_table(
         Default: all of the window if a file is replayed, else as many as the load needs. advise without a load: a
         batch job, all of whose requests arrive at the start.
     - dataset_path: File of the data set: a published one, or your own CSV or JSONL of arrivals and tokens
-        (docs/traffic.md).
+        (docs/traffic.md). Only with --dataset-name sharegpt, custom, azure, burstgpt or mooncake.
     - input_len: Prompt tokens; default: 1024 for random, else the data set's own.
     - output_len: Output tokens; default: 128 for random, else the data set's own.
     - acceptance_rate: Chance that a draft token is accepted; default: recorded for the drafter, else 0.6 (assumed).
@@ -316,7 +316,7 @@ def run(
     - num_prompts: Number of requests; default: 1000, or the whole trace if it is replayed.
     - goodput: Service levels of ttft, tpot or e2el in ms: ttft:500 tpot:50, or with a percentile p99_ttft:200.
     - dataset_path: File of the data set: a published one, or your own CSV or JSONL of arrivals and tokens
-        (docs/traffic.md).
+        (docs/traffic.md). Only with --dataset-name sharegpt, custom, azure, burstgpt or mooncake.
     - input_len: Prompt tokens; default: 1024 for random, else the data set's own.
     - output_len: Output tokens; default: 128 for random, else the data set's own.
     - num_speculative_tokens: Draft length k, or the starting value if a controller changes it. 0: no speculation, the
@@ -396,7 +396,7 @@ def sweep(
     - num_prompts: Number of requests; default: 1000, or the whole trace if it is replayed.
     - goodput: Service levels of ttft, tpot or e2el in ms: ttft:500 tpot:50, or with a percentile p99_ttft:200.
     - dataset_path: File of the data set: a published one, or your own CSV or JSONL of arrivals and tokens
-        (docs/traffic.md).
+        (docs/traffic.md). Only with --dataset-name sharegpt, custom, azure, burstgpt or mooncake.
     - input_len: Prompt tokens; default: 1024 for random, else the data set's own.
     - output_len: Output tokens; default: 128 for random, else the data set's own.
     - num_speculative_tokens: Draft length k, or the starting value if a controller changes it. 0: no speculation, the
@@ -538,7 +538,7 @@ def winner_map(
         only one that has lanes, pd and pdv.
     - pair: Models as draft:target (name, Hugging Face id or config.json), or a target alone (or --model). (default:
         llama-3.2-1b:llama-3.1-8b)
-    - pairs: Pairs for --y size, as draft:target; the map orders them by the ratio of their sizes.
+    - pairs: Pairs, as draft:target; the map orders them by the ratio of their sizes. Only with --y size.
     - drafter: Draft model, eagle3 or mtp head, ngram or suffix search, or none; in parallel: pard (a draft model),
         p-eagle or dflash or dspark (heads). Default: as in --pair.
     - gpu: A GPU of `pdvsim profile --list`, or a TOML file that describes your own (docs/your-hardware.md). (default:
@@ -554,7 +554,7 @@ def winner_map(
         batch job, all of whose requests arrive at the start.
     - goodput: Service levels of ttft, tpot or e2el in ms: ttft:500 tpot:50, or with a percentile p99_ttft:200.
     - dataset_path: File of the data set: a published one, or your own CSV or JSONL of arrivals and tokens
-        (docs/traffic.md).
+        (docs/traffic.md). Only with --dataset-name sharegpt, custom, azure, burstgpt or mooncake.
     - input_len: Prompt tokens; default: 1024 for random, else the data set's own.
     - output_len: Output tokens; default: 128 for random, else the data set's own.
     - num_speculative_tokens: Draft length k for every architecture; default: the best of each, from 0 (no drafts) to

@@ -126,8 +126,8 @@ class Profiler:
         begin, options = monotonic(), self.options
         archs = [self.lookup(name) for name in pair.split(":")]
         part = self.recorder.part(self.header(pair, archs))
+        rig = Rig(archs, self.device, options.seed)
         try:
-            rig = Rig(archs, self.device, options.seed)
             measure_pair(rig, part, options.quick, options.pair_budget_s, self.recorder.keep)
         finally:
             part.header["seconds"] += monotonic() - begin

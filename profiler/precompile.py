@@ -38,7 +38,7 @@ def precompile(options: Options) -> None:
     tasks += [(name, core) for name in in_pairs if name not in options.models]
     until_s = monotonic() + LIMIT_S
     with ThreadPoolExecutor(options.jobs) as pool:
-        list(pool.map(lambda task: _compile(*task, until_s), tasks))
+        list(pool.map(lambda task: _compile(task[0], task[1], until_s), tasks))
 
 
 def _compile(name: str, points: list[GridPoint], until_s: float) -> None:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Annotated, Literal
 
 from pdvsim.realrun.engine.buckets import most_prompts
 from pdvsim.sim.config import Acceptance, Experiment, Hardware, Host
 from pdvsim.sim.core import LOOKED_UP
+from pdvsim.sim.limits import of
 from pdvsim.sim.models.presets import HEADS, LAYERS
 from pdvsim.sim.policies import policy_of
 
@@ -25,21 +26,15 @@ class Machine:
     """Data type of weights and caches; default: bfloat16, or float32 on the CPU."""
     tiny: bool = False
     """Use a pair of tiny models instead of --pair."""
-    draft_path: str | None = None
+    draft_path: Annotated[str | None, of("target_path")] = None
     """Folder of the draft model's Hugging Face checkpoint; default: random weights."""
-    target_path: str | None = None
+    target_path: Annotated[str | None, of(without=["tiny"])] = None
     """Folder of the target model's checkpoint; default: random weights."""
     models: str | None = None
     """With --engine vllm or sglang: folder with one folder per model (config.json and tokenizer), named as in --pair;
     default: the names on Hugging Face."""
     verdict: Literal["auto", "pinned", "own"] = "auto"
     """What decides acceptance: pinned (the simulated acceptance), own (the models) or auto (own with checkpoints)."""
-
-    def __post_init__(self) -> None:
-        if self.tiny and (self.draft_path or self.target_path):
-            raise ValueError("--tiny cannot be combined with --draft-path or --target-path")
-        if self.draft_path and not self.target_path:
-            raise ValueError("--draft-path needs --target-path")
 
     @property
     def own_verdict(self) -> bool:

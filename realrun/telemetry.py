@@ -18,7 +18,7 @@ import torch
 
 from pdvsim.sim.records import Columns
 
-Figures = TypeVar("Figures")
+NvmlAnswer = TypeVar("NvmlAnswer")
 
 EVERY_S = 0.25
 MOST_SHARE = 0.005
@@ -72,7 +72,7 @@ class Telemetry:
         return {"telemetry_samples": len(self._rows), "telemetry_cost_s": self.cost_s, **means}
 
 
-def reader_of(device: torch.device, read: Callable[[Any, Any], Figures]) -> Callable[[], Figures] | None:
+def reader_of(device: torch.device, read: Callable[[Any, Any], NvmlAnswer]) -> Callable[[], NvmlAnswer] | None:
     """`read` of NVML's Python binding and a card's handle; None on a CPU, not installed, or if the driver refuses."""
     if device.type != "cuda":
         return None

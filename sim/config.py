@@ -15,13 +15,13 @@ from pathlib import Path
 from typing import Annotated, Any, NamedTuple
 
 from pdvsim.sim.core import LOOKED_UP, Contention, Placement, Priority
-from pdvsim.sim.limits import MAX_REQUESTS, Internal, Range, check, check_ranges, hints_of
+from pdvsim.sim.limits import MAX_REQUESTS, RANKED, SHARDED, Internal, Range, check, check_ranges, hints_of
 from pdvsim.sim.models.presets import HEADS, CannotShard, is_config, shard, unquantised
 from pdvsim.sim.models.presets import pair as named_pair
 from pdvsim.sim.models.specs import Pair
 from pdvsim.sim.policies import archs_where, base_arch, file_of, policy_of
 from pdvsim.sim.policies.options import ControllerName, KvPolicy, Server
-from pdvsim.sim.prices.options import RANKED, SHARDED, Hardware, Host
+from pdvsim.sim.prices.options import Hardware, Host
 from pdvsim.sim.workload.options import ACCEPTANCE_MODELS, BY_SEED, OPEN, TRACES, Acceptance, Dataset, Traffic
 
 __all__ = [
@@ -161,7 +161,7 @@ class Experiment:
         if hardware.disaggregate is None:
             return None
         cards = hardware.cards or (hardware.gpu,) * 2
-        default = {name: DEFAULTS[name] for name in DISAGGREGATION}
+        default: dict[str, Any] = {name: DEFAULTS[name] for name in DISAGGREGATION}
         sizes = [
             (prefill or decode, decode)
             for prefill, decode in (

@@ -38,17 +38,21 @@ MAX_LINE_CHARS = 32 * MIB  # of a trace
 
 @dataclass(frozen=True)
 class Range:
-    """Values from `low` to `high`, and infinity where `or_inf`."""
+    """Values from `low` to `high`, or those `among` them that are listed; and infinity where `or_inf`."""
 
     low: float
     high: float
     or_inf: bool = False
+    among: tuple[int, ...] = ()
 
     def holds(self, value: float) -> bool:
         """Return whether a value is one of them; nan is not."""
-        return self.low <= value <= self.high or (self.or_inf and value == math.inf)
+        listed = value in self.among if self.among else self.low <= value <= self.high
+        return listed or (self.or_inf and value == math.inf)
 
     def __str__(self) -> str:
+        if self.among:
+            return f"one of {', '.join(map(str, self.among))}"
         low, high = (str(end) if isinstance(end, int) else f"{end:g}" for end in (self.low, self.high))
         return f"{low} to {high}{', or inf' if self.or_inf else ''}"
 
@@ -65,6 +69,12 @@ class Of:
         """Return whether it is chosen, by what is given and by the values of options."""
         rest = not any(map(is_given, self.without)) and all(value(name) in among for name, among in self.values)
         return rest and all(map(is_given, self.given))
+
+    @property
+    def named(self) -> bool:
+        """Whether options that have to be given state all of it."""
+        facts = any(isinstance(name, Fact) for name in self.given)
+        return not facts and all(None not in among for _, among in self.values) and bool(self.given or self.values)
 
     def __str__(self) -> str:
         values = [f"{flag_of(name)} {either(map(str, filter(None, among)))}" for name, among in self.values]
@@ -107,25 +117,6 @@ class Fact(StrEnum):
     )
 
 
-@dataclass(frozen=True)
-class OneOf(Range):
-    """Some of the values from `low` to `high`."""
-
-    values: tuple[int, ...] = ()
-
-    def holds(self, value: float) -> bool:
-        """Return whether a value is one of them."""
-        return value in self.values
-
-    def __str__(self) -> str:
-        return f"one of {', '.join(map(str, self.values))}"
-
-
-def one_of(*values: int) -> OneOf:
-    """The range of these values alone."""
-    return OneOf(min(values), max(values), values=values)
-
-
 # Ranges that several options have.
 Share = Annotated[float, Range(0, 1)]
 LeastShare = Annotated[float, Range(0.01, 1)]  # a share of which there must be some
@@ -138,8 +129,8 @@ LeastDraft = Annotated[int, Range(1, MAX_DRAFT)]
 BatchLimit = Annotated[int, Range(1, 65_536)]
 SHARDED = (1, 2, 4, 8)  # GPUs that a model may be sharded over
 RANKED = (*SHARDED, 16, 24, 32, 48, 64, 72)  # data-parallel groups, and GPUs that whole experts may be divided among
-Shards = Annotated[int, one_of(*SHARDED)]
-Ranks = Annotated[int, one_of(*RANKED)]
+Shards = Annotated[int, Range(1, 8, among=SHARDED)]
+Ranks = Annotated[int, Range(1, 72, among=RANKED)]
 Gpus = Annotated[int, Range(1, 1024)]
 Gigabytes = Annotated[float, Range(0, 1e9)]
 Seed = Annotated[int, Range(0, 2**53)]

@@ -7,7 +7,6 @@ disk, and worked through a part at a time. The rows of requests are all in memor
 
 from __future__ import annotations
 
-import pickle
 from array import array
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -236,9 +235,12 @@ def rows_of(columns: Table, rows: Array | slice) -> Columns:
     return {name: column[rows] for name, column in columns.items()}
 
 
-def packed(column: Array) -> tuple[Any, ...]:
-    """A column in fewer bytes: whole numbers as narrow as they fit, equal neighbours once. Nothing is rounded."""
-    dtype, least, counts = column.dtype, 0, None
+def packed(column: Array) -> tuple[Array, Array, Array]:
+    """A column in fewer bytes: whole numbers as narrow as they fit, equal neighbours once. Nothing is rounded.
+
+    The values that are kept; how often each occurs, empty if once; and the least value, in the column's own type.
+    """
+    dtype, least, counts = column.dtype, 0, np.empty(0, np.uint8)
     if dtype.kind == "i" and len(column):
         least = int(column.min())
         column = (column - least).astype(np.min_scalar_type(int(column.max()) - least))
@@ -248,14 +250,14 @@ def packed(column: Array) -> tuple[Any, ...]:
         ends = np.append(ends, len(column) - 1)
         counts = np.diff(ends, prepend=-1)
         column, counts = column[ends], counts.astype(np.min_scalar_type(counts.max()))
-    return np.ascontiguousarray(column), counts, dtype, least
+    return np.ascontiguousarray(column), counts, np.array([least], dtype)
 
 
-def unpacked(values: Array, counts: Array | None, dtype: np.dtype[Any], least: int) -> Array:
+def unpacked(values: Array, counts: Array, least: Array) -> Array:
     """The column as it was."""
-    values = (values if counts is None else np.repeat(values, counts)).astype(dtype)
-    if least:  # adding nothing would make 0.0 of -0.0
-        values += dtype.type(least)
+    values = (np.repeat(values, counts) if len(counts) else values).astype(least.dtype)
+    if least[0]:  # adding nothing would make 0.0 of -0.0
+        values += least
     return values
 
 
@@ -266,25 +268,28 @@ class PackedTable(Table):
     """
 
     def __init__(self) -> None:
-        self._parts: list[dict[str, int]] = []  # where each column begins
+        # where each column begins, and the type and number of what is there
+        self._parts: list[dict[str, tuple[int, list[tuple[np.dtype[Any], int]]]]] = []
         self._file = SpooledTemporaryFile(HELD_BYTES, prefix="pdvsim-")  # noqa: SIM115
 
     def append(self, part: Columns) -> None:
         """Append rows."""
         self._file.seek(0, SEEK_END)
-        starts = {}
+        places = {}
         for name, column in part.items():
-            starts[name] = self._file.tell()
-            pickle.dump(packed(column), self._file, pickle.HIGHEST_PROTOCOL)
-        self._parts.append(starts)
+            pieces = packed(column)
+            places[name] = self._file.tell(), [(piece.dtype, len(piece)) for piece in pieces]
+            for piece in pieces:
+                self._file.write(piece.tobytes())
+        self._parts.append(places)
 
     def parts(self, names: Sequence[str]) -> Iterator[Columns]:
         """Return the named columns of each part."""
-        return ({name: self._read(part[name]) for name in names} for part in self._parts)
+        return ({name: self._read(*part[name]) for name in names} for part in self._parts)
 
-    def _read(self, start: int) -> Array:
+    def _read(self, start: int, pieces: list[tuple[np.dtype[Any], int]]) -> Array:
         self._file.seek(start)
-        return unpacked(*pickle.load(self._file))
+        return unpacked(*(np.frombuffer(self._file.read(dtype.itemsize * count), dtype) for dtype, count in pieces))
 
     def __getitem__(self, name: str) -> Array:
         column = np.concatenate([part[name] for part in self.parts([name])])

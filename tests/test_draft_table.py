@@ -20,11 +20,10 @@ from hypothesis import strategies as st
 import pdvsim
 from pdvsim.bench.output import dumps
 from pdvsim.cli import main
-from pdvsim.decide.draft_lengths import _merged, error_of, find_table
+from pdvsim.decide.draft_lengths import Speeds, _merged, error_of, find_table
 from pdvsim.decide.draft_table import HOLD, PLAIN, TABLED, Border, DraftQuestion, DraftTable, EngineName, border_notes
 from pdvsim.decide.formula import Formula
 from pdvsim.decide.runs import Bench, replications
-from pdvsim.decide.speeds import Speeds
 from pdvsim.sim.config import Acceptance, Experiment, Hardware, Server, Traffic
 from pdvsim.sim.engines.vllm import VLLM
 from pdvsim.sim.machine.batch import Batch

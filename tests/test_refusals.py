@@ -61,7 +61,6 @@ REFUSED = [  # what the line must name: the option, its value, its limit, or wha
     ("sweep --num-runs 9999 --vary num-speculative-tokens=1,2,3", "100000"),
     ("sweep --preset pdverify", "--preset pdverify pd-verify"),
     ("sweep --scheduler tcp://127.0.0.1:9 --jobs 2", "--jobs"),
-    ("sweep --check none", "none"),
     ("map --num-runs 9999", "100000"),
     ("plot", "results"),
     ("profile", "measure"),

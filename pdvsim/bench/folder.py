@@ -26,6 +26,7 @@ from pdvsim.bench.run import finished_points, keys_of
 from pdvsim.bench.sweep import Sweep, frame_of
 from pdvsim.common.files import digest, write_all
 from pdvsim.common.version import __version__
+from pdvsim.sim.assembly import covering_profile
 from pdvsim.sim.reading import quoted
 
 if TYPE_CHECKING:
@@ -90,6 +91,7 @@ class SweepDir:
             rows, points = Rows(self.path / ROWS), self.sweep.points()
             keys = zip(keys_of(points, rows, self.details), points, strict=True)
             header = {**self.config, "points": [{"key": key} | point.labels for key, point in keys]}
+            header["provenance"] = covering_profile(points[0].experiment).provenance
             known = rows.get(SWEEP)
             if known is None or json.dumps(known.row) != json.dumps(header):
                 rows.add(SWEEP, Outcome(0, {"row": header, "details": {}}))
@@ -153,7 +155,7 @@ def stored_sweep(folder: Path) -> StoredSweep:
     if (version := kept.row.get("schema_version")) != SCHEMA:
         raise ValueError(f"{path}: schema_version is {quoted(version)}, this version reads {SCHEMA}")
     try:
-        header = {**kept.row, "sweep": dict(kept.row["sweep"])}
+        header = {**kept.row, **{name: dict(kept.row[name]) for name in ("sweep", "provenance")}}
         labels = list(map(dict, header.pop("points")))
         keys = [str(one.pop("key")) for one in labels]
     except (KeyError, TypeError, ValueError):

@@ -96,6 +96,7 @@ def run_document(result: Result, metrics: dict[str, Any], date: str, label: str)
         **{key: value for key, value in result.meta.items() if isinstance(value, str | int | float | None)},
         **metrics,
         "provenance": result.meta.get("provenance"),
+        "bandwidths_bytes_per_s": result.meta.get("bandwidths_bytes_per_s"),
         "pdvsim_version": __version__,
         "config": settings(experiment),
     }
@@ -134,7 +135,7 @@ def write_records(folder: Path, index: int, result: Result) -> dict[str, str]:
     return digests
 
 
-def damaged_records(folder: Path, index: int, digests: Mapping[str, str]) -> list[str]:
+def damaged_records(folder: Path, index: int, digests: Mapping[str, Any]) -> list[str]:
     """The names of a point's records that are missing or changed."""
     files = {records_file(folder, index, name): name for name in DETAILS}
     return [path.name for path, name in files.items() if digest(path) != digests.get(name)]

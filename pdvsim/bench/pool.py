@@ -48,10 +48,6 @@ class Backend:
 
     def __post_init__(self) -> None:
         check_ranges(self)
-        if self.jobs is not None and self.scheduler is not None:
-            raise ValueError(
-                "--jobs sets the processes of this machine; the cluster of --scheduler has its own workers"
-            )
 
 
 HERE = Backend()  # one process per core

@@ -26,11 +26,6 @@ from pdvsim.bench.sweep import flatten
 from pdvsim.common.files import SEAL, digest, unbroken
 from pdvsim.common.options import converted, options
 from pdvsim.sim.config import RANKED, Experiment
-from pdvsim.sim.engines.profiles import TABLES, engine_profile, tables_file
-from pdvsim.sim.prices.cards import GPUS
-from pdvsim.sim.prices.kernels import shipped_tables
-from pdvsim.sim.prices.profile import Profile, builtin, roofline
-from pdvsim.sim.prices.profile import load as load_profile
 from pdvsim.sim.reading import error_text, printable, quoted, read_json, read_table
 from pdvsim.sim.records import DELIVERY_DTYPES, LATER_COLUMNS, LAUNCH_DTYPES, REQUEST_DTYPES, Columns
 
@@ -132,43 +127,11 @@ class Results:
         return int(self.source(row).config["scoring"].get("warmup_requests", 0))
 
     def bandwidths_bytes_per_s(self, row: pd.Series[Any]) -> list[float]:
-        """Copy bandwidth of each GPU of a server: as recorded, else from the profile; nan if unknown.
-
-        The recorded value is that of the target's GPU. Other GPUs use their own profile.
-        """
-        config, own = self.source(row).config, row.get("bandwidth_bytes_per_s", math.nan)
-        if own is None or not math.isfinite(own):
-            profile = known_profile(str(row["gpu"]), str(row["profile"]), config)
-            own = math.nan if profile is None else profile.gpu.bandwidth_bytes_per_s
-        cards = str(row["cards"]).split("+") if "cards" in row else config["hardware"].get("cards") or []
-        ceilings = config["hardware"].get("profile") == "roofline"
-
-        def of(card: str) -> float:
-            if card == row["gpu"] or card not in GPUS:
-                return float(own) if card == row["gpu"] else math.nan
-            return (GPUS[card] if ceilings else builtin(card).gpu).bandwidth_bytes_per_s
-
-        return [of(card) for card in cards or [row["gpu"]] * RANKED[-1]]
-
-
-def known_profile(gpu: str, name: str, config: Config) -> Profile | None:
-    """The profile `name`, if it is built in or its file still exists."""
-    hardware = config.get("hardware", {})
-    if gpu in GPUS:
-        version = str(hardware.get("engine") or "").partition("==")[2]
-        engines = (
-            engine_profile(engine, card, version)
-            for engine, card, _ in shipped_tables()
-            if name == f"{gpu}-{engine}" and card == gpu
-        )
-        for profile in (builtin(gpu), roofline(GPUS[gpu]), *engines):
-            if profile.name == name:
-                return profile
-    path = hardware.get("profile")
-    if path and Path(path).is_file():
-        profile = tables_file(Path(path), GPUS[gpu]) if path.endswith(TABLES) else load_profile(path)
-        return profile if profile.name == name else None
-    return None
+        """Copy bandwidth of each GPU of a server, as it was recorded; nan if it was not."""
+        several, one = row.get("bandwidths_bytes_per_s"), row.get("bandwidth_bytes_per_s")
+        if isinstance(several, list):
+            return several
+        return [float(one) if isinstance(one, Real) else math.nan] * RANKED[-1]
 
 
 def label(setting: dict[str, Any]) -> str:
@@ -237,7 +200,7 @@ def read_sweep(folder: Path) -> tuple[Source, list[dict[str, Any]]]:
     for index, labels, kept in stored.done:
         stem = folder / "details" / f"{index:05}"
         saved = str(stem) if has_records(stem) else ""
-        known = {"records": saved, "records_sha256": kept.details or None}
+        known = {"records": saved, "records_sha256": kept.details or None} | kept.details.get("facts", {})
         rows.append({"point": index} | labels | kept.row | labels | known)
     done, every = len(rows), len(stored.points)
     lost = sum(not row["records"] for row in rows) if stored.header.get("save_detailed") else 0
@@ -248,7 +211,7 @@ def read_sweep(folder: Path) -> tuple[Source, list[dict[str, Any]]]:
     date = time.strftime("%Y%m%d-%H%M%S", time.localtime(path.stat().st_mtime))  # of the last row
     incomplete = f"{name}: {', '.join(missing)}" if missing else ""
     config, version = _settings(path, sweep.get("base")), stored.header["pdvsim_version"]
-    return Source(name, folder, date, version, config, vary, None, incomplete), rows
+    return Source(name, folder, date, version, config, vary, stored.header["provenance"], incomplete), rows
 
 
 def read_run(path: Path) -> tuple[Source, list[dict[str, Any]]]:

@@ -37,10 +37,10 @@ OLDEST_CACHE_S = 30 * 86400.0
 
 
 class KeptRun(NamedTuple):
-    """A finished run: its row, and the digests of its records by table."""
+    """A finished run: its row, and of its records the digests by table and facts that reading them needs."""
 
     row: Row
-    details: dict[str, str]
+    details: dict[str, Any]
 
 
 class Rows:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from contextlib import closing
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from pdvsim.bench.band import ends, spanned
 from pdvsim.bench.length import long_enough
@@ -108,7 +109,10 @@ def simulated(records: Path | None, index: int, point: Point) -> Row:
     """Simulate one point: its row, and the digests of its records, which go to a folder."""
     experiment = long_enough(point.experiment)
     result = simulate(experiment)
-    details = {} if records is None else write_records(records, index, result)
+    details: dict[str, Any] = {}
+    if records is not None:
+        facts = {"bandwidths_bytes_per_s": result.meta["bandwidths_bytes_per_s"]}
+        details = {**write_records(records, index, result), "facts": facts}
     return {"row": row_of(experiment, result), "details": details}
 
 

@@ -34,7 +34,7 @@ class AcceptanceCommand(Command):
     """JSONL of your requests, in which to look up drafts: prompt_token_ids and generated_token_ids, or prompt and
     output as text."""
     tokenizer: Annotated[str | None, of("texts")] = None
-    """Folder of a local Hugging Face tokenizer, for --texts that hold text."""
+    """Folder of a local Hugging Face tokenizer, for files that hold text."""
     suffix: Annotated[SuffixOptions, of("texts", drafter="suffix")] = field(default_factory=SuffixOptions)
     output: Annotated[str | None, of("texts")] = None
     """Write the rounds found in --texts to this file, for --acceptance-from."""

@@ -46,13 +46,13 @@ class MapCommand(AnswerCommand, DecisionOptions):
     request_rate: tuple[RequestRate, ...] = ()
     """Loads in requests per second; default for a trace: around its rate."""
     acceptances: Annotated[tuple[Share, ...], of(y="acceptance")] = ()
-    """Acceptance rates for --y acceptance; default: 0.1,0.3,0.5,0.7,0.9."""
+    """Acceptance rates; default: 0.1,0.3,0.5,0.7,0.9."""
     pairs: Annotated[tuple[str, ...], of(y="size")] = ()
-    """Pairs for --y size, as draft:target; the map orders them by the ratio of their sizes."""
+    """Pairs, as draft:target; the map orders them by the ratio of their sizes."""
     pair_acceptance: Annotated[tuple[Share, ...], of("pairs", without=["acceptance_from"])] = ()
     """Acceptance rate of each of --pairs."""
     try_cards: Annotated[tuple[str, ...], of(y="card")] = ()
-    """GPUs for --y card, e.g. h200,a100-80gb."""
+    """GPUs, e.g. h200,a100-80gb."""
     gpus: Gpus = 1
     """Number of GPUs. Replicas, tensor parallelism and split lanes are compared, each tuned."""
     against: Arch | None = None

@@ -28,7 +28,7 @@ class ProfileCommand(Command, Options):
     list_: bool = False
     """List the GPUs, models and profiles included in pdvsim; measure nothing."""
     json: Annotated[bool, of("list_")] = False
-    """With --list: print one JSON document instead of the tables."""
+    """Print one JSON document instead of the tables."""
 
     def __post_init__(self) -> None:
         if not self.models and not self.pairs and not self.list_:

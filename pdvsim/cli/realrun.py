@@ -6,6 +6,7 @@ import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial
+from typing import Annotated
 
 from pdvsim.bench.output import dumps, optional_file
 from pdvsim.cli.run import RunCommand
@@ -17,6 +18,7 @@ from pdvsim.realrun.machine import Machine, refuse
 from pdvsim.sim.config import Experiment
 from pdvsim.sim.engines import ENGINES
 from pdvsim.sim.engines.served import Served, served_as
+from pdvsim.sim.limits import of
 from pdvsim.sim.metrics.iterations import iteration_lines
 from pdvsim.sim.policies import archs_where, policy_of
 from pdvsim.sim.relevance import vet
@@ -32,7 +34,7 @@ class RealrunCommand(RunCommand):
     machine: Machine = field(default_factory=Machine)
     iteration_log: str | None = None
     """Write one line per step to this file, as vLLM does, for `pdvsim calibrate --from-vllm`."""
-    probe: bool = False
+    probe: Annotated[bool, of(without=["save_detailed", "trace_out", "html", "iteration_log"])] = False
     """Only measure how fast this machine is, with a short warm-up, and write that to -o, for `pdvsim run --machine`."""
     label: str = "realrun"
     """Prefix of the file name of --save-result."""
@@ -56,8 +58,6 @@ class RealrunCommand(RunCommand):
             raise ValueError(f"--iteration-log needs one lane: --arch {' or '.join(fitting)}")
         if elsewhere and (self.probe or self.trace_out or (self.iteration_log and engine != "vllm")):
             raise ValueError(f"--probe, --trace-out and --iteration-log need launches, which --engine {engine} hides")
-        if self.probe and (self.save_detailed or self.trace_out or self.html or self.iteration_log):
-            raise ValueError("--probe serves no run: it writes -o or --save-result only")
         vet([experiment])
         try:
             import torch

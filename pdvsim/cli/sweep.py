@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields
 from functools import cached_property, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from pdvsim.bench.estimate import cost, forewarn
 from pdvsim.bench.inputs import check_points
@@ -21,7 +21,7 @@ from pdvsim.common.presets import ExperimentOptions
 from pdvsim.common.progress import Progress
 from pdvsim.common.spelling import nearest
 from pdvsim.sim.config import Acceptance, Arch, Experiment
-from pdvsim.sim.limits import Jobs, NumRuns, Paths, RequestRate, Requests
+from pdvsim.sim.limits import Jobs, NumRuns, Paths, RequestRate, Requests, of
 from pdvsim.sim.policies import USUAL_ARCHS
 from pdvsim.view.setting import acceptance_notes, points_line
 
@@ -52,7 +52,7 @@ class SweepCommand(Command, ExperimentOptions):
     """Replications of each point; replication i has seed --seed + i, the same for every architecture."""
     vary: tuple[str, ...] = ()
     """Other flags to vary, e.g. num-speculative-tokens=2,4,8 pair=a:b,c:d. Write a list value as 0.8+0.6."""
-    jobs: Jobs | None = None
+    jobs: Annotated[Jobs | None, of(without=["scheduler"])] = None
     """Concurrent simulations on this machine; default: one per core."""
     scheduler: str | None = None
     """Run the points on the workers of a running Dask cluster: address of its scheduler, e.g. tcp://10.0.0.1:8786."""

@@ -17,7 +17,7 @@ from typing import Any, NoReturn, TypeVar
 from pdvsim.common.options import Option, build, by_name, converted, groups_of, options
 from pdvsim.common.spelling import nearest, other_spellings
 from pdvsim.sim.config import DEFAULTS, GROUPS, Acceptance, Experiment
-from pdvsim.sim.limits import flag_of, hints_of
+from pdvsim.sim.limits import Of, flag_of, hints_of
 from pdvsim.sim.policies import file_of
 from pdvsim.sim.reading import error_text, read_toml
 from pdvsim.sim.workload.asked import usual_acceptance
@@ -218,8 +218,11 @@ def _has_long_values(option: Option) -> bool:
 
 
 def described(option: Option) -> str:
-    """The text of an option with its default, unless the text states it."""
+    """The text of an option with the choice of other options that it belongs to, and its default, if not stated."""
     value, text = option.default, option.text
+    belongs = [mark for mark in option.marks if isinstance(mark, Of)]
+    if belongs and all(mark.named for mark in belongs):
+        text = f"{text} Only with {'; or '.join(map(str, belongs))}."
     if _has_long_values(option):
         text = f"{text} One of {', '.join(option.values)}."
     if "default" in text or value in (MISSING, None, ()) or isinstance(value, bool):

@@ -21,7 +21,6 @@ from pdvsim.decide.capacity import Capacities
 from pdvsim.decide.deploy import Deployment
 from pdvsim.decide.error import Ranged, gain_note, ranged_of
 from pdvsim.decide.goal import NAMES, attained, level_title
-from pdvsim.decide.measured_pairs import nearest_pair
 from pdvsim.decide.question import Question
 from pdvsim.decide.race import Contest, threshold_text, unsure_text
 from pdvsim.decide.report import (
@@ -41,6 +40,7 @@ from pdvsim.decide.tune import Search
 from pdvsim.sim.config import Experiment
 from pdvsim.sim.engines.served import Block, unknown_head
 from pdvsim.sim.workload.asked import drafter_name
+from pdvsim.view.measured_pairs import nearest_pair
 from pdvsim.view.report.sheet import Highlight, Showable
 from pdvsim.view.setting import acceptance_notes, is_assumed, is_published, measure_notes, recorded_elsewhere
 from pdvsim.view.style import metric_label
@@ -295,11 +295,11 @@ class Advice(Answer):
 
     def _undecided(self) -> str:
         order = self.search.ranked(list(self.search.figures), self.question.base)
-        if not order:
-            done = f"{plural(self.runs, 'simulation')} had finished, of settings" if self.runs else "No simulation"
-            return f"Not decided: {done} that were not yet compared." if self.runs else f"{done} has finished."
-        first = self.question.described(order[0])
-        return f"Not decided. After {len(order)} short runs without replication, {first} leads."
+        if order:
+            first = self.question.described(order[0])
+            return f"Not decided. After {len(order)} short runs without replication, {first} leads."
+        done = f"{plural(self.runs, 'simulation')} finished, none of a" if self.runs else "No simulation of a"
+        return f"Not decided. {done} setting to compare."
 
     def _recommendation(self, best: Experiment) -> list[str]:
         """What to start, what it gains and costs, whether it meets the levels, and what makes that uncertain."""
@@ -330,27 +330,24 @@ class Advice(Answer):
     def _figures(self, best: Experiment) -> str:
         """TPOT, the rate held and the KV cache, each with that of plain decoding where it was compared."""
         plain, held = self.plain, self.holds("recommended")
+        drafts = best.speculates and plain is not None
         tpot = ranged_of(best, self.rows, "mean_tpot_ms")
         parts = []
         if not math.isnan(tpot.mean):
-            parts.append(f"TPOT {tpot.text('ms')}" + self._instead(plain, "mean_tpot_ms"))
+            mean = interval(row["mean_tpot_ms"] for row in self.finals[plain]).mean if plain else math.nan
+            parts.append(f"TPOT {tpot.text('ms')}" + (f" instead of {mean:.1f} without drafts" if drafts else ""))
         if held is not None and held.mean:
             other = self.holds("plain")
-            instead = f" instead of {other.mean:.1f}" if other is not None and best.speculates else ""
+            instead = f" instead of {other.mean:.1f}" if other is not None and drafts else ""
             parts.append(f"it holds {held.text('req/s')}{instead}")
         whole = self.memory(best)["capacity_tokens"]
-        if plain is not None and best.speculates and self.question.gpus_of(plain) == self.question.gpus_of(best):
+        if plain is not None and drafts and self.question.gpus_of(plain) == self.question.gpus_of(best):
             parts.append(
                 f"drafting costs {max(0.0, 1 - whole / self.memory(plain)['capacity_tokens']):.0%} of the KV cache"
             )
         else:
             parts.append(f"its KV cache holds {whole:,} tokens")
         return "; ".join(parts) + "."
-
-    def _instead(self, plain: Experiment | None, metric: str) -> str:
-        if plain is None or self.recommended is None or not self.recommended.speculates:
-            return ""
-        return f" instead of {interval(row[metric] for row in self.finals[plain]).mean:.1f} without drafts"
 
     def _without_drafts(self, best: Experiment, contest: Contest) -> list[str]:
         """A note that drafts do not pay, if some were compared and the recommendation has none."""

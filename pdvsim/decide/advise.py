@@ -15,7 +15,6 @@ from dataclasses import replace
 from pdvsim.decide import surroundings
 from pdvsim.decide.advice import Advice
 from pdvsim.decide.deploy import deployment
-from pdvsim.decide.finals import FINALISTS, decided
 from pdvsim.decide.fleet import servers
 from pdvsim.decide.question import Question
 from pdvsim.decide.race import chosen, contest_of
@@ -23,7 +22,7 @@ from pdvsim.decide.runs import Bench, Spent, at_acceptance, at_load, load_axis, 
 from pdvsim.decide.sizing import smallest_fleets, too_small
 from pdvsim.decide.space import PROMISING
 from pdvsim.decide.surroundings import Rivalry, find_flips
-from pdvsim.decide.tune import Search
+from pdvsim.decide.tune import FINALISTS, Search, decided
 
 SEARCH_SHARE, FINALS_SHARE = 0.5, 0.6  # of the budget, used up to the end of each step
 FLIP_RUNS = 150  # simulations to find flips on an axis; at least a tenth of the budget

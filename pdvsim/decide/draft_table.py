@@ -25,7 +25,7 @@ from pdvsim.sim.metrics.steady import loop_length
 from pdvsim.sim.prices.options import Padding
 from pdvsim.view.report.sheet import Showable
 from pdvsim.view.setting import acceptance_notes
-from pdvsim.view.table import grid
+from pdvsim.view.table import rows_table
 
 SIZES = Range(1, 4096)
 USUAL_LENGTH = 4
@@ -224,23 +224,22 @@ def ready(table: DraftTable) -> list[Block]:
 def _tiers(table: DraftTable) -> str:
     against = f"over k={table.question.compared}"
     within = "not significant" if math.isnan(table.error) else f"within the profile's error (±{table.error:.1%})"
-    header = ["batch", "k", "tok/s", "over plain", "least", "next best", "gain", against, "acceptance", ""]
-    body = [
-        [
-            f"{tier.first} to {tier.last}",
-            str(tier.k),
-            "{:,.0f} to {:,.0f}".format(*tier.tokens_per_s),
-            "{:+.1%} to {:+.1%}".format(*tier.over_plain),
-            f"{tier.worst_over_plain:+.1%} at {tier.worst}",
-            f"k={tier.next_best}",
-            f"{tier.over_next:+.1%}",
-            f"{tier.over_compared:+.1%}",
-            "-" if tier.acceptance is None else "{:.2f} to {:.2f}".format(*tier.acceptance),
-            "" if table.significant(tier) else within,
-        ]
+    rows = [
+        {
+            "batch": f"{tier.first} to {tier.last}",
+            "k": str(tier.k),
+            "tok/s": "{:,.0f} to {:,.0f}".format(*tier.tokens_per_s),
+            "over plain": "{:+.1%} to {:+.1%}".format(*tier.over_plain),
+            "least": f"{tier.worst_over_plain:+.1%} at {tier.worst}",
+            "next best": f"k={tier.next_best}",
+            "gain": f"{tier.over_next:+.1%}",
+            against: f"{tier.over_compared:+.1%}",
+            "acceptance": "-" if tier.acceptance is None else "{:.2f} to {:.2f}".format(*tier.acceptance),
+            "": "" if table.significant(tier) else within,
+        }
         for tier in table.tiers
     ]
-    return grid(header, body)
+    return rows_table(rows)
 
 
 def _notes(table: DraftTable) -> list[str]:

@@ -30,7 +30,6 @@ from pdvsim.sim.core import DrafterKind
 from pdvsim.sim.models.presets import CannotShard, can_load, drafted_by
 from pdvsim.sim.policies import archs_where, policy_of
 from pdvsim.sim.workload.asked import drafter_name, usual_acceptance
-from pdvsim.view.setting import acceptance_source
 
 ARCHS: tuple[Arch, ...] = ("autoregressive", "colocated", "pd", "pdv", "pdv-ahead")  # if none is named
 PDV_PLACE = ("prefill=1", "decode=0", "verify=1")
@@ -73,13 +72,6 @@ class Contender:
         name = str(candidate.arch) if self.hardware is None else fleet_name(candidate)
         drafts = self.pair is not None and candidate.has_drafter
         return name + (f" with {drafter_name(candidate.server.pair)}" if drafts else "")
-
-    @property
-    def acceptance_text(self) -> str:
-        """Where the acceptance of its drafter comes from; empty without a drafter of its own."""
-        if self.pair is None or self.acceptance is None:
-            return ""
-        return f"{drafter_name(self.pair)}: {acceptance_source(self.acceptance)}"
 
 
 def fleet_name(candidate: Experiment) -> str:

@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 Standing = Literal["frontier", "not significant", "dominated", "does not keep up"]
-Figures = tuple[Sequence[float], Sequence[float]]
+MetricPair = tuple[Sequence[float], Sequence[float]]
 
 LOGARITHMIC_FROM = 5.0  # ratio of an axis' ends
 MARKERS = "osD^vP*X"
@@ -150,7 +150,7 @@ def pareto(points: Sequence[tuple[float, float]]) -> list[int]:
     return best
 
 
-def leads(mine: Figures, theirs: Figures, confidence: float) -> list[Interval]:
+def leads(mine: MetricPair, theirs: MetricPair, confidence: float) -> list[Interval]:
     """Relative lead in each metric, paired by seed; lower is better.
 
     As both must be better to dominate, the chance of a false lead is not split between the two.

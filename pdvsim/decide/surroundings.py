@@ -26,13 +26,12 @@ from pdvsim.bench.stats import Interval, interval
 from pdvsim.decide.capacity import Capacities, Plan
 from pdvsim.decide.capacity_search import find_capacities
 from pdvsim.decide.edge import Ends, edge_of, find_edge, lockstep
-from pdvsim.decide.finals import formula_sized
 from pdvsim.decide.formula import break_even_rate
 from pdvsim.decide.goal import Goal
 from pdvsim.decide.race import Contest, contest_of, race
 from pdvsim.decide.runs import Bench, Spent, at_acceptance, at_rate, load_axis, replications, shortened
 from pdvsim.decide.space import with_best_length
-from pdvsim.decide.tune import Search, tuned
+from pdvsim.decide.tune import Search, formula_sized, tuned
 from pdvsim.sim.config import Acceptance, Experiment
 from pdvsim.sim.core import LOOKED_UP
 from pdvsim.sim.metrics.steady import LEAST

@@ -1,5 +1,7 @@
 """Tune every architecture wherever architectures are compared: formula first, then simulations of what it leaves.
 
+All commands decide by `decided`: tune every contender, then race the best on seeds that the search did not use.
+
 At each place (a load, a pair, a GPU) every contender runs with the draft length that the formula ranks best. Those that
 can still win try, in one batch, the lengths that the formula's error cannot exclude, and those next to the best. Then
 come the controllers, batch limits and prompt tokens per forward (the next fewer and more, and further ones while that
@@ -13,16 +15,20 @@ Settings skipped for lack of budget are counted.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import zip_longest
 
+from pdvsim.bench.length import length_of, mean_turns, with_length
 from pdvsim.bench.pool import Row
 from pdvsim.decide.fleet import Contender, contender_name
+from pdvsim.decide.formula import Formula
 from pdvsim.decide.goal import Goal
-from pdvsim.decide.runs import Bench, one_server, replications, shortened, without_band
+from pdvsim.decide.race import Finals, race
+from pdvsim.decide.runs import Bench, load_axis, one_server, replications, shortened, without_band
 from pdvsim.decide.space import PROMISING, Space, complexity
 from pdvsim.sim.config import Experiment
+from pdvsim.sim.metrics.steady import rate_length
 
 FAR = 2.0  # architectures this many times worse than the best are not tuned further
 FAR_CONTENDER = 1.25  # the same for fleets and drafters that are not always kept
@@ -35,6 +41,9 @@ MOST_CLOSE = 3
 SEEDS = 2
 APART = 100_000  # offset of search seeds from those of the replications
 SEARCH_RUN_SHARE = 0.25  # of what a final run measures
+
+FINALISTS = 4  # architectures replicated, in addition to plain decoding
+LENGTHENED = 2  # times that finalists may turn out to need longer runs
 
 PlaceAndName = tuple[int, str]  # number of a place, name of a contender
 
@@ -225,3 +234,64 @@ def _short(candidate: Experiment) -> list[Experiment]:
     short = shortened(one_server(candidate), SEARCH_RUN_SHARE)
     other = replace(short, traffic=replace(short.traffic, seed=short.traffic.seed + APART))
     return replications(without_band(other), SEEDS)
+
+
+def decided(
+    search: Search,
+    places: Sequence[Experiment],
+    bench: Bench,
+    num_runs: int,
+    budget: int | None = None,
+    all_compete: bool = False,
+) -> Iterator[tuple[int, dict[str, Experiment], Finals]]:
+    """Yields the number of a place with all tuned settings and the verdict, again after seeds were added.
+
+    `budget` limits the simulations for added seeds. With `all_compete` all contenders are finalists with the same
+    number of seeds. On Ctrl-C the finished runs are decided, then it is raised.
+    """
+    best = tuned(search, [_sized(search, place, bench) for place in places], bench)
+    finals = [_finalists(search, here, all_compete) for here in best]
+    for _ in range(LENGTHENED):
+        finals = [bench.lengthened(here) for here in finals]
+    interrupted: KeyboardInterrupt | None = None
+    try:  # of several places together, so that all cores are busy
+        if len(finals) > 1:
+            bench.rows([run for here in finals for mine in here.values() for run in replications(mine, num_runs)])
+    except KeyboardInterrupt as stop:
+        interrupted = stop
+    for at, here in enumerate(finals):
+        if interrupted is not None:
+            if not all(bench.known(replications(mine, num_runs)) for mine in here.values()):
+                continue
+            budget = 0
+        for state in race(here, search.goal, bench, num_runs, search.indifference, budget, all_compete):
+            yield at, best[at], state
+    if interrupted is not None:
+        raise interrupted
+
+
+def _sized(search: Search, place: Experiment, bench: Bench) -> Experiment:
+    """A place with the length that its load needs by formula; at a request rate the finalists' runs lengthen it."""
+    place = search.goal.prepared(place)
+    starts = search.starts(place)
+    sized = formula_sized(starts[0], bench) if starts else place
+    return with_length(place, length_of(sized)) if sized.scoring.steady else place
+
+
+def formula_sized(candidate: Experiment, bench: Bench) -> Experiment:
+    """The experiment with the length that its load needs by formula, or the given one."""
+    traffic = candidate.traffic
+    if bench.prompts is not None or load_axis(traffic) != "load" or traffic.use_trace_timestamps:
+        return bench.sized(candidate)
+    service_s = Formula(candidate).answer_s(candidate.longest_draft)
+    return with_length(candidate, rate_length(traffic, mean_turns(traffic), service_s))
+
+
+def _finalists(search: Search, best: Mapping[str, Experiment], all_compete: bool) -> dict[str, Experiment]:
+    """The best few that are near enough to be tuned, plain decoding at its best, and fleets that are kept; or all."""
+    plain = [name for name, candidate in best.items() if candidate.arch == "autoregressive"]
+    first = next(iter(best.values()))
+    near = [name for name, mine in best.items() if mine == first or not search.far(mine, first)]
+    names = dict.fromkeys([*(best if all_compete else near[:FINALISTS]), *plain[:1]])
+    names |= dict.fromkeys(name for name in best if name in search.always_finalists)
+    return {name: best[name] for name in names}

@@ -23,7 +23,6 @@ from pdvsim.bench import output
 from pdvsim.bench.pool import Row
 from pdvsim.bench.stats import Interval, over_replications, paired_differences
 from pdvsim.decide.error import lead_error
-from pdvsim.decide.finals import decided
 from pdvsim.decide.formula import break_even_rate
 from pdvsim.decide.goal import NAMES
 from pdvsim.decide.grid import Grid, Place, place_text
@@ -42,11 +41,11 @@ from pdvsim.decide.race import (
 from pdvsim.decide.report import NO_DRAFTS, Answer, Report, gpus_text, outside_measured, rests_on
 from pdvsim.decide.runs import Bench, kept_up, load_words
 from pdvsim.decide.space import drafts_text, settings_text
-from pdvsim.decide.tune import Search
+from pdvsim.decide.tune import Search, decided
 from pdvsim.sim.config import Arch, Experiment
 from pdvsim.sim.metrics.summary import percentile_name
 from pdvsim.view import table
-from pdvsim.view.comparison import founded, stability_text, uncertainty
+from pdvsim.view.comparison import comparison_table
 from pdvsim.view.report.sheet import PageSection
 from pdvsim.view.setting import acceptance_notes, is_assumed
 
@@ -128,20 +127,8 @@ class Differences:
 
     def sections(self) -> list[PageSection]:
         """The metrics of all, then the differences."""
-        columns = {"out tok/s": "output_throughput", "mean latency ms": "mean_e2el_ms"}
-        tail = f"{self._tail.partition('_')[0].upper()} latency ms"
-        columns |= {tail: self._tail, "accepted % of drafted": "spec_decode_acceptance_rate"}
-        columns |= {"of judged": "spec_decode_judged_acceptance_rate", "tok/round": "spec_decode_acceptance_length"}
-        metrics = [
-            _row_key(entry)
-            | {"settings": str(entry["settings"])}
-            | {title: table.banded(entry, key) for title, key in columns.items()}
-            | {"stability": stability_text(entry)}
-            for entry in self.summary
-        ]
-        spare = ("of judged", "accepted % of drafted", "tok/round", table.DETAIL, "mean latency ms", "settings")
-        notes = [*dict.fromkeys(f"{e['gpu']}, {founded(e)}" for e in self.summary), *uncertainty(self.summary)]
-        of_all = table.TextTable(metrics, spare, notes, [str(entry["place"]) for entry in self.summary])
+        percentiles = {mine.scoring.metric_percentiles for spot in self.settings.values() for mine in spot.values()}
+        of_all = comparison_table(self.summary, *percentiles, varied=("place", "settings"))
         if not self.paired:
             return [("", [of_all])]
         leads = [
@@ -154,15 +141,15 @@ class Differences:
         few = not all(d["enough_runs"] for d in self.paired)
         note = ["too few runs for a significant difference; raise --num-runs"] if few else []
         each = f"{self.paired[0]['confidence']:.2%} confidence each, 95% for all together"
-        heads = [str(d["place"]) for d in self.paired]
         return [
             ("", [of_all]),
-            ("", [f"Paired differences, same seeds, {each}", table.TextTable(leads, (), note, heads)]),
+            ("", [f"Paired differences, same seeds, {each}", table.TextTable(leads, (), note)]),
         ]
 
 
 def _row_key(entry: Mapping[str, Any]) -> dict[str, str]:
-    return {table.load_name(entry["load_kind"]): table.load_text(entry["load"]), "arch": str(entry["arch"])}
+    where = {table.load_name(entry["load_kind"]): table.load_text(entry["load"]), "place": str(entry["place"])}
+    return where | {"arch": str(entry["arch"])}
 
 
 @dataclass(repr=False)

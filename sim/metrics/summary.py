@@ -117,7 +117,7 @@ def percentile_name(percentile: float) -> str:
     return f"p{int(percentile) if percentile == int(percentile) else percentile}"
 
 
-class Window(NamedTuple):
+class RateWindow(NamedTuple):
     """The stretch of time that a run's rates are of."""
 
     start_s: float
@@ -151,7 +151,7 @@ class Sums:
     ) -> None:
         self._experiment, self._scoring = experiment, scoring
         # as far as it is known: what has happened so far lies before an end that is not
-        self.window = Window(math.inf, math.inf, scoring.warmup_requests > 0 or scoring.steady)
+        self.window = RateWindow(math.inf, math.inf, scoring.warmup_requests > 0 or scoring.steady)
         self.census, self.crowd = Census(), Crowd()
         self._launches, self._chunks, self._seconds = LaunchTotals(reaches, bandwidths), Chunks(), Seconds()
         self._spreads = {name: Spread(rounded) for name in ("ttft", "tpot", "itl", "e2el")}
@@ -345,7 +345,7 @@ def _renumbering(ids: Array, numbers: Array, finished: Array) -> Callable[[Colum
     return renumbered
 
 
-def _window(every: Columns, finished: Array, traffic: Traffic, scoring: Scoring) -> Window:
+def _window(every: Columns, finished: Array, traffic: Traffic, scoring: Scoring) -> RateWindow:
     warmup, arrival_s = scoring.warmup_requests, every["arrival_s"]
     counted = finished & (every["id"] >= warmup)
     if not counted.any():
@@ -357,8 +357,8 @@ def _window(every: Columns, finished: Array, traffic: Traffic, scoring: Scoring)
         last_s = float(arrival_s[every["id"] == last][0])
     trimmed = scoring.steady or warmup > 0
     if last_s > start_s and (scoring.steady or (warmup > 0 and is_closed_loop(traffic))):
-        return Window(start_s, last_s, trimmed, last + 1)
-    return Window(start_s, float(every["finish_s"][counted].max()), trimmed)
+        return RateWindow(start_s, last_s, trimmed, last + 1)
+    return RateWindow(start_s, float(every["finish_s"][counted].max()), trimmed)
 
 
 def _in_time(table: Table, when: str) -> Iterator[tuple[Columns, float]]:

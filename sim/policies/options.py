@@ -29,7 +29,7 @@ from pdvsim.sim.models.specs import ModelSpec, Pair
 
 ControllerName = Literal["fixed", "feedback", "goodput", "table", "adaptive-verification"]
 KvPolicy = Literal["paged", "reserved"]
-GIVEN_LENGTH = of(Fact.DRAFTS, without=["num_speculative_tokens_per_batch_size"])
+GIVEN_LENGTH = of(Fact.DRAFTS, controller=("fixed", "feedback", "goodput", "adaptive-verification"))
 VARIED_LENGTH, ADAPTIVE = of(controller=("goodput", "feedback")), of(controller="adaptive-verification")
 
 
@@ -72,7 +72,7 @@ class Server:
     """TensorRT-LLM's attention_dp_config with enable_balance: a data-parallel group holds prompts back until every
     group has one, for at most this number of steps. Default: prompts do not wait."""
     attention_dp_batching_wait_iters: Annotated[int, Range(0, 100_000), of("attention_dp_timeout_iters")] = 10
-    """Further steps that groups wait for more prompts once each has one ."""
+    """Further steps that groups wait for more prompts once each has one."""
     max_prompts_per_forward: Annotated[BatchLimit | None, of(Fact.PREFILL_LANE)] = None
     """Maximum prompts per prefill forward; default: no limit, as in vLLM."""
     separate_prefill: Internal[bool] = False  # colocated: decoding waits while prompts are prefilled, as in SGLang

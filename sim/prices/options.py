@@ -100,9 +100,9 @@ class Hardware:
     deepep_high_throughput or flashinfer_nvlink_two_sided (TensorRT-LLM's kernels, for GPUs of one NVLink). Default: the
     last for trtllm on Blackwell, elsewhere the first."""
     enable_eplb: Annotated[bool, of("enable_expert_parallel")] = False
-    """Place experts by their load (EPLB), so that every GPU has as many tokens; with --enable-expert-parallel."""
+    """Place experts by their load (EPLB), so that every GPU has as many tokens."""
     num_redundant_experts: Annotated[int, Range(0, 1024), of("enable_eplb")] = 0
-    """Copies of popular experts (--enable-eplb). Experts and copies are divided among the GPUs: 32 copies divide the
+    """Copies of popular experts . Experts and copies are divided among the GPUs: 32 copies divide the
     256 experts of DeepSeek among 24, 48 or 72."""
     place: tuple[str, ...] = ()
     """GPU of each lane, as lane=number; default: GPU 0. prefill=1 verify=1 leaves GPU 0 to the drafter. prefill=0+1
@@ -112,16 +112,16 @@ class Hardware:
     """pd as engines serve it: prefill and decode engines, each with its own GPUs, host, batch and KV cache. 2p1d: two
     that prefill and one that decodes (docs/large-models.md)."""
     prefill_tensor_parallel_size: Annotated[Shards | None, of("disaggregate")] = None
-    """Number of GPUs of each prefill engine (--disaggregate); default: --tensor-parallel-size."""
+    """Number of GPUs of each prefill engine; default: --tensor-parallel-size."""
     prefill_data_parallel_size: Annotated[Ranks | None, of("disaggregate")] = None
-    """Number of data-parallel groups of each prefill engine (--disaggregate); default: --data-parallel-size."""
+    """Number of data-parallel groups of each prefill engine; default: --data-parallel-size."""
     kv_link: Annotated[LinkName | None, of("disaggregate")] = None
-    """Link between prefill and decode engines (--disaggregate), one per GPU; RDMA is 400gbe. Default: --link."""
+    """Link between prefill and decode engines, one per GPU; RDMA is 400gbe. Default: --link."""
     kv_transfer: Annotated[KvTransfer, of("disaggregate")] = "layers"
-    """When the KV cache of a prompt is sent (--disaggregate): layers (each layer as it is computed) or prompt (all
+    """When the KV cache of a prompt is sent: layers (each layer as it is computed) or prompt (all
     after the prefill, as vLLM's NixlConnector)."""
     draft_kv: Annotated[DraftKv, of("disaggregate", Fact.DRAFTS_ON_GPU)] = "sent"
-    """KV cache of the drafter (--disaggregate): sent with the target's, or recomputed where it decodes."""
+    """KV cache of the drafter: sent with the target's, or recomputed where it decodes."""
     cards: Annotated[tuple[str, ...], of("place"), of("disaggregate")] = ()
     """Type of each GPU if --place uses several, e.g. l4 h200; default: --gpu for all. With --disaggregate, of prefill
     and decode engines."""

@@ -33,6 +33,8 @@ from pdvsim.sim.metrics.summary import summarise
 from pdvsim.sim.models.presets import PRESETS, can_load
 from pdvsim.sim.relevance import applicable
 from pdvsim.sim.run import simulate
+from pdvsim.sim.workload.asked import drafter_name
+from pdvsim.view.setting import acceptance_source
 
 SETTLED = {"num_speculative_tokens": 4, "max_num_seqs": 128, "max_num_batched_tokens": 2048}
 SHORT = {"dataset_name": "random", "input_len": 64, "output_len": 32}
@@ -316,14 +318,15 @@ def test_the_rate_that_stands_for_a_recording_is_that_of_its_rounds(rate: float,
 
 def test_acceptance_is_recorded_or_reported_as_assumed() -> None:
     base = Experiment("colocated", Traffic("random", input_len=128), server=Server("llama-3.1-8b"))
-    texts = {way.acceptance_text for way in drafters(base, "llama-3.1-8b", THREE, None)}
+    ways = [way.of(base) for way in drafters(base, "llama-3.1-8b", THREE, None)]
+    texts = {f"{drafter_name(way.server.pair)}: {acceptance_source(way.acceptance)}" for way in ways}
     assert texts == {
         "llama-3.2-1b: 0.6, assumed",
         "eagle3: recorded with Llama-3.1-8B, sharegpt-eagle3",
         "ngram: recorded with Llama-3.1-8B, sharegpt-ngram",
     }
     mine = drafters(base, "llama-3.1-8b", THREE, Acceptance(0.7))
-    assert {way.acceptance_text.partition(": ")[2] for way in mine} == {"0.7, as given"}
+    assert {acceptance_source(way.acceptance) for way in mine} == {"0.7, as given"}
 
 
 def test_what_drafts_nothing_is_simulated_once_for_all_drafters() -> None:

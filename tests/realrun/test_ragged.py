@@ -50,7 +50,7 @@ def random_widths(monkeypatch: pytest.MonkeyPatch) -> Callable[[], None]:
     return reset
 
 
-@pytest.mark.parametrize(("arch", "noise"), [*((arch, 0.2) for arch in ARCHS), ("colocated", 0.0), ("pdv", 0.0)])
+@pytest.mark.parametrize(("arch", "noise"), [*((arch, 0.2) for arch in ARCHS), ("pdv", 0.0)])
 @pytest.mark.usefixtures("random_widths")
 def test_unequal_widths_change_no_token(arch: Arch, noise: float) -> None:
     """Each request reads as if it had been alone, whichever of its drafts are verified."""

@@ -10,7 +10,7 @@ from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any, get_args
+from typing import Any
 
 import numpy as np
 import pytest
@@ -166,7 +166,7 @@ def test_moving_draft_lengths_change_no_token(arch: Arch) -> None:
     serve_and_compare(experiment(arch, controller="feedback", max_speculative_tokens=4), output_len=25)
 
 
-@pytest.mark.parametrize(("arch", "noise"), [("colocated", 0.0), ("colocated", 0.2), ("pd", 0.2)])
+@pytest.mark.parametrize(("arch", "noise"), [("colocated", 0.0), ("pd", 0.2)])
 def test_early_drafts_change_no_token(arch: Arch, noise: float) -> None:
     """A draft that is launched before the verdict is known begins where the verdict ends, whatever it says."""
     moving = experiment(arch, async_scheduling=True, controller="feedback", max_speculative_tokens=4)
@@ -287,9 +287,7 @@ def test_drafts_ahead_are_made_and_used_as_simulated(fan: int, monkeypatch: pyte
     assert rows.max() <= 4 * max(1, 4 * fan)  # four requests, of three drafts each
 
 
-@pytest.mark.parametrize(
-    ("k", "fan", "kv_cache"), [(3, 0, "paged"), (3, 2, "reserved"), (14, 0, "reserved"), (14, 2, "paged")]
-)
+@pytest.mark.parametrize(("k", "fan", "kv_cache"), [(3, 2, "reserved"), (14, 0, "paged")])
 def test_drafts_ahead_find_pages_where_the_cache_is_full(
     kv_cache: KvPolicy, fan: int, k: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -363,16 +361,17 @@ def tight(arch: Arch, kv_cache: KvPolicy, output_len: int = 10) -> Experiment:
     return replace(chosen, hardware=replace(chosen.hardware, kv_capacity_tokens=room))
 
 
-@pytest.mark.parametrize("arch", JUDGED)
-def test_a_preempted_request_reads_as_if_it_had_been_alone(arch: Arch, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("arch", "kv_cache"), [*((arch, "paged") for arch in JUDGED), ("colocated", "reserved")])
+def test_a_preempted_request_reads_as_if_it_had_been_alone(
+    arch: Arch, kv_cache: KvPolicy, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Its pages go to others; read again, prompt and output, it goes on where it was."""
     let_adaptive_switch(monkeypatch, "plain", "atomic", "lanes")
-    for kv_cache in get_args(KvPolicy):
-        chosen = tight(arch, kv_cache)
-        result = serve_and_compare(chosen)
-        assert (result.requests["preemptions"].sum() > 0) == (kv_cache == "paged")
-        assert result.meta["kv_peak_tokens"] <= chosen.hardware.kv_capacity_tokens < result.meta["kv_wanted_tokens"]
-        assert result.meta["graphs_captured_late"] == 0
+    chosen = tight(arch, kv_cache, output_len=20)
+    result = serve_and_compare(chosen)
+    assert (result.requests["preemptions"].sum() > 0) == (kv_cache == "paged")
+    assert result.meta["kv_peak_tokens"] <= chosen.hardware.kv_capacity_tokens < result.meta["kv_wanted_tokens"]
+    assert result.meta["graphs_captured_late"] == 0
 
 
 def test_two_vocabularies_are_cut_to_the_smaller() -> None:

@@ -80,18 +80,13 @@ GOOD = '{"timestamp": 0, "input_length": 1, "output_length": 1}\n'
     (read_azure, AZURE, "holds no request"),
     (read_azure, AZURE + "2023-11-16 18:15:46,374\n", "line 2: 2 fields, the header has 3"),
     (read_azure, AZURE + "2023-11-16 18:15:46,-3,4\n", "line 2: ContextTokens is '-3'; accepted: a whole number"),
-    (read_azure, AZURE + "2023-11-16 18:15:46,3,many\n", "line 2: GeneratedTokens is 'many'"),
-    (read_azure, AZURE + "2023-11-16 18:15:46,3,0\n", "holds no request"),
     (read_azure, AZURE + "2023-11-16 18:15:46,3," + "9" * 5000 + "\n", "line 2: GeneratedTokens is '999"),
     (read_azure, AZURE + "2023-13-45 18:15:46,3,4\n", "line 2: TIMESTAMP is '2023-13-45 18:15:46'"),
-    (read_azure, AZURE + "soon,3,4\n", "line 2: TIMESTAMP is 'soon'"),
     (read_azure, AZURE + '"2023', "line 2: is not CSV"),
     (read_burstgpt, AZURE + "1,2,3", "has no column model; accepted: the columns model"),
     (read_burstgpt, BURST + "1,ChatGPT,5,5,10,API log\n", "holds no request"),
     (read_burstgpt, BURST + "nan,GPT-4,5,5,10,API log\n", "line 2: Timestamp is 'nan'"),
-    (read_burstgpt, BURST + "1,GPT-4,5,-5,0,API log\n", "line 2: Response tokens is '-5'"),
     (read_burstgpt, BURST + "1,GPT-4,,5,0,API log\n", "line 2: Request tokens is ''"),
-    (read_mooncake, "", "holds no request"),
     (read_mooncake, GOOD + "[1]\n", "line 2: holds a list"),
     (read_mooncake, GOOD + GOOD[:20], 'line 2: \'{"timestamp": 0, "in\' is not JSON'),
     (read_mooncake, GOOD.strip() * 2, "line 1: "),
@@ -101,7 +96,6 @@ GOOD = '{"timestamp": 0, "input_length": 1, "output_length": 1}\n'
     (read_mooncake, GOOD.replace(": 0", ": 1" + "0" * 400), "line 1: timestamp is a number of 19 or more digits"),
     (read_mooncake, GOOD.replace("output", "out"), "has no column output_length"),
     (read_mooncake, GOOD.replace(": 1", ": true"), "line 1: input_length is True"),
-    (read_mooncake, GOOD.replace(": 1", ": 1.5"), "line 1: input_length is 1.5"),
 ])  # fmt: skip
 def test_a_broken_file_is_refused_by_line_and_field(
     write: Write, read: Callable[[str], object], content: str, message: str

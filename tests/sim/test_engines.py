@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 
 from pdvsim.bench.band import ends, spanned
-from pdvsim.bench.results import known_profile
 from pdvsim.decide.deploy import deployment
 from pdvsim.decide.error import lead_error
 from pdvsim.sim.assembly import covering_profile
@@ -222,12 +221,6 @@ def test_a_command_for_another_engine_says_so():
     assert "the figures are of the engine sglang: --engine vllm predicts its own" in blocks["vLLM"].notes
     assert not any("the figures are of" in note for note in blocks["SGLang"].notes)
     assert "--enable-mixed-chunk" not in blocks["SGLang"].text
-
-
-def test_results_find_an_engines_profile_again():
-    profile = known_profile("h100-sxm", "h100-sxm-vllm", {})
-    assert profile.name == "h100-sxm-vllm"
-    assert known_profile("h100-sxm", "l40s-vllm", {}) is None
 
 
 def test_the_default_engine():

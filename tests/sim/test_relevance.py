@@ -95,6 +95,11 @@ def test_a_sweep_takes_what_acts_at_one_of_its_loads_and_values() -> None:
     longer = Experiment("pdv", SMALL, server=Server(max_speculative_tokens=5))
     points = Sweep(request_rate=(1.0,), base=longer, vary={"controller": ("fixed", "goodput")}).points()
     assert [point.experiment.server.max_speculative_tokens for point in points] == [8, 5]
+    tabled = Experiment(
+        "pdv", SMALL, server=Server(num_speculative_tokens=2, num_speculative_tokens_per_batch_size=("1:3",))
+    )
+    points = Sweep(request_rate=(1.0,), base=tabled, vary={"controller": ("fixed", "table")}).points()
+    assert [point.experiment.server.longest_draft for point in points] == [2, 3]
     rates = Experiment("pdv", SMALL, Acceptance(synthetic_acceptance_rates=(0.9, 0.8, 0.7, 0.6)))
     Sweep(request_rate=(1.0,), base=rates, vary={"num_speculative_tokens": (2, 4)})
     with pytest.raises(ValueError, match="gives 4 positions; drafts have up to 8"):

@@ -68,7 +68,7 @@ def compared(args: ValidateOptions) -> Compared:
 
         return compare_silicon(args)
     if args.speculation is not None:
-        from pdvsim.decide.measured_pairs import compared_pairs
+        from pdvsim.view.measured_pairs import compared_pairs
 
         return Compared(*compared_pairs(args.speculation, args.held_out, args.rows, args.jobs, args.json))
     if args.bench and args.pair is not None:

@@ -10,7 +10,7 @@ from pdvsim.calibration.validate import silicon
 from pdvsim.calibration.validate.servers import SiliconRow, not_simulated, read_rows
 from pdvsim.calibration.validate.silicon import LARGE, Prediction, group_of, kind_of, predict
 from pdvsim.cli.validate.options import Compared, ValidateOptions
-from pdvsim.decide.measured_pairs import finished_rows
+from pdvsim.view.measured_pairs import finished_rows
 from pdvsim.view.table import grid
 from pdvsim.view.table import percent_cell as _percent
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pdvsim.bench.results import Results, known_profile, label, records
+from pdvsim.bench.results import Results, label, records
 from pdvsim.bench.stats import Interval, interval, over_replications
 from pdvsim.sim.config import Scoring
 from pdvsim.sim.metrics.summary import latencies_s
@@ -287,10 +287,6 @@ def _source(results: Results, number: int) -> tuple[str, str]:
     source = results.sources[number]
     points = results.points[results.points["source"] == number]
     row = points.iloc[0]
-    foundation = source.provenance
-    if foundation is None:
-        profile = known_profile(str(row["gpu"]), str(row["profile"]), source.config)
-        foundation = None if profile is None else profile.provenance
     facts = {
         "results": source.name,
         "date": source.date,
@@ -302,7 +298,7 @@ def _source(results: Results, number: int) -> tuple[str, str]:
         "profile": str(row["profile"]),
         "foundation": str(row["foundation"]),
         "note": "; ".join(most_outside(dict(point) for _, point in points.iterrows())),
-        "Foundation of the profile": foundation or {"": "Not recorded, and the profile is not built in."},
+        "Foundation of the profile": source.provenance or {"": "Not recorded."},
         "Configuration": flat(source.config),
     }
     return source.name, facts_html(facts)
