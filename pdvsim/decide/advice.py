@@ -15,6 +15,7 @@ from pdvsim.bench import output
 from pdvsim.bench.length import length_of, too_short
 from pdvsim.bench.pool import Row
 from pdvsim.bench.stats import Interval, interval
+from pdvsim.calibration.validate.speculation import nearest_pair
 from pdvsim.common.commandline import command_line
 from pdvsim.decide import surroundings
 from pdvsim.decide.capacity import Capacities
@@ -40,7 +41,6 @@ from pdvsim.decide.tune import Search
 from pdvsim.sim.config import Experiment
 from pdvsim.sim.engines.served import Block, unknown_head
 from pdvsim.sim.workload.asked import drafter_name
-from pdvsim.view.measured_pairs import nearest_pair
 from pdvsim.view.report.sheet import Highlight, Showable
 from pdvsim.view.setting import acceptance_notes, is_assumed, is_published, measure_notes, recorded_elsewhere
 from pdvsim.view.style import metric_label
