@@ -201,6 +201,7 @@ def draw(benches: Sequence[Bench], path: str) -> None:
     """Measured gains against predicted ones; rings are held out."""
     import matplotlib.pyplot as plt
     import seaborn as sns
+    from matplotlib.ticker import NullLocator
 
     sns.set_theme(style="whitegrid")
     figure, axes = plt.subplots(figsize=(6, 5))
@@ -216,7 +217,7 @@ def draw(benches: Sequence[Bench], path: str) -> None:
     axes.set(xscale="log", yscale="log", xlim=ends, ylim=ends, xlabel="predicted gain", ylabel="measured gain")
     for axis in (axes.xaxis, axes.yaxis):
         axis.set_ticks(ticks, [f"{tick:g}" for tick in ticks])
-        axis.set_minor_locator(plt.NullLocator())
+        axis.set_minor_locator(NullLocator())
     axes.axhline(1, color="0.7", linewidth=1)
     axes.axvline(1, color="0.7", linewidth=1)
     axes.set_title("Speculation on vLLM 0.22.1, one H200: TPOT without drafts over TPOT with", fontsize=10)

@@ -324,7 +324,7 @@ def _table(rows: Sequence[Mapping[str, Any]], source: Source) -> pd.DataFrame:
         except (TypeError, ValueError):
             what = f"{printable(name)} must hold {'texts' if texts else 'numbers'}, got {quoted(list(column))}"
             raise ValueError(f"{source.path}: {what}") from None
-    return table
+    return table.copy()  # in one piece: pandas warns of a table that columns were set in one by one
 
 
 def _is_cell(value: Any, text: bool) -> bool:

@@ -11,7 +11,7 @@ from pdvsim.decide.options import BUDGET
 from pdvsim.decide.race import check_seeds
 from pdvsim.decide.space import Space, settings_text
 from pdvsim.sim.config import Arch, Experiment
-from pdvsim.sim.limits import Budget, GpuHourUsd, NumRuns, PartialShare, Range, check_ranges
+from pdvsim.sim.limits import Budget, GpuHourUsd, Gpus, NumRuns, PartialShare, Range, check_ranges
 from pdvsim.sim.relevance import vet
 
 
@@ -30,7 +30,7 @@ class Question:
     # up to which the smallest fleet is found if one server does not meet the goal; 0: none is
     most_gpus: Annotated[int, Range(0, 1024)] = 0
     fleet_archs: tuple[Arch, ...] = ()  # architectures of such fleets
-    gpus: int | None = None  # that there are, if given
+    gpus: Gpus | None = None  # that there are, if given
     by_cost: bool = False  # the cheapest of the contenders that meet the goal is chosen
 
     def __post_init__(self) -> None:
