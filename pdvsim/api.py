@@ -47,7 +47,7 @@ def function(name: str) -> Callable[..., Any]:
         if len(placed) > len(places):
             raise TypeError(f"{name}() takes {len(places)} positional arguments, got {len(placed)}")
         given = dict(zip(places, placed, strict=False)) | given
-        return build(kind, by_name(given, known, "unknown option")).answer()  # type: ignore[attr-defined]
+        return build(kind, by_name(given, known, "unknown option")).answer()
 
     others = [replace(known[name], name=other, default=None) for other, name in other_spellings(known)]
     keywords = [

@@ -15,7 +15,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import combinations, starmap
 from pathlib import Path
 from typing import Any, get_args
@@ -360,9 +360,7 @@ def covered(hits: Sequence[Hit]) -> dict[str, Any]:
 
     by_metric = {metric: share(hit for hit in hits if hit[1] == metric) for metric in METRICS}
     by_label = {
-        kind: {
-            label: share(those) for label, those in grouped(hits, lambda hit, kind=kind: hit[0].labels[kind]).items()
-        }
+        kind: {label: share(those) for label, those in grouped(hits, partial(_hit_label, kind)).items()}
         for kind in COVERED_BY
     }
     known = {metric: part for metric, part in by_metric.items() if part["runs"]}
@@ -422,10 +420,18 @@ def _entry(one: Checked, numbers: dict[str, int] | None) -> dict[str, Any]:
     }
 
 
+def _label(part: str, one: Checked) -> str:
+    return one.labels[part]
+
+
+def _hit_label(part: str, hit: Hit) -> str:
+    return hit[0].labels[part]
+
+
 def _summary(checked: Sequence[Checked]) -> dict[str, Any]:
     summary = _middles([one.errors for one in checked])
     for group in ERROR_GROUPS:
-        parts = grouped(checked, lambda one, group=group: one.labels[group])
+        parts = grouped(checked, partial(_label, group))
         summary[f"by_{group}"] = {
             label: {"runs": len(those), **middle(e for one in those for e in one.errors.values())}
             for label, those in parts.items()

@@ -12,7 +12,7 @@ import math
 import zipfile
 import zlib
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 
@@ -158,7 +158,8 @@ def compared(measured: pd.DataFrame, predicted: pd.DataFrame) -> dict[str, Any]:
     sums = {side: group[["span_s", "solo_s"]].sum().assign(n=group.size()) for side, group in groups.items()}
     both = pd.concat(sums, axis=1).fillna(0.0).sort_index()
     rows = []
-    for (what, low, high), one in both.iterrows():  # type: ignore[misc]
+    for key, one in both.iterrows():
+        what, low, high = cast(tuple[str, float, float], key)
         spent, alone, count = ([float(one[side, name]) for side in sides] for name in ("span_s", "solo_s", "n"))
         row: dict[str, Any] = {"what": what, "sizes": _range(low, high)}
         for at, side in enumerate(sides):

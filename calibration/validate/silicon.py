@@ -12,6 +12,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -80,10 +81,18 @@ def ratios(rows: Sequence[PredictedRow]) -> dict[str, float]:
     """
     errors = []
     for varied in SETTINGS:
-        for group in grouped(rows, lambda one, varied=varied: one.of.like(varied)).values():
+        for group in grouped(rows, partial(_setting, varied)).values():
             off = [one.errors["tpot_ms"] for one in group]
             errors += [math.expm1(abs(math.log((1 + a) / (1 + b)))) for a, b in itertools.combinations(off, 2)]
     return middle(errors)
+
+
+def _setting(varied: str, one: PredictedRow) -> tuple[object, ...]:
+    return one.of.like(varied)
+
+
+def _labelled(label: Callable[[SiliconRow], str], one: PredictedRow) -> str:
+    return label(one.of)
 
 
 def group_of(row: SiliconRow) -> str:
@@ -105,7 +114,7 @@ def document(
     refused = Counter(kind_of(refusals[one.of.id]) for one in rows if one.of.id in refusals)
     tables = {}
     for name, label in LABELS.items():
-        parts = grouped(rows, lambda one, label=label: label(one.of))
+        parts = grouped(rows, partial(_labelled, label))
         ordered = sorted(parts, key=lambda part: (int(part) if part.isdecimal() else 0, part))
         tables[name] = {part: _errors(parts[part], estimates) for part in ordered}
     return {

@@ -288,7 +288,7 @@ def error_cells(predictions: Sequence[PredictedPair]) -> dict[str, Any]:
 
 def has_sign(one: PredictedPair) -> bool:
     """Whether both say that speculation pays, or both that it does not."""
-    return (one.predicted["speedup"] >= 1) == (one.measured["speedup"] >= 1)
+    return bool((one.predicted["speedup"] >= 1) == (one.measured["speedup"] >= 1))
 
 
 def nearest_pair(candidate: Experiment | None, rows: Sequence[Mapping[str, Any]]) -> list[str]:

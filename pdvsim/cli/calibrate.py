@@ -127,8 +127,8 @@ class CalibrateBench(OtherEngine):
 
         card = self.gpu or Hardware.gpu
         hardware = Hardware(card, tensor_parallel_size=self.tensor_parallel_size, engine=self.engine)
-        data, *shown = correction(self.from_bench, self.pair, hardware, self.max_num_batched_tokens, self.json)
-        return {path: data}, *shown
+        data, document, text = correction(self.from_bench, self.pair, hardware, self.max_num_batched_tokens, self.json)
+        return {path: data}, document, text
 
 
 @dataclass(frozen=True)

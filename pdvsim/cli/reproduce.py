@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from pdvsim.cli.command import Command
 from pdvsim.common.progress import Progress
@@ -50,7 +50,7 @@ class ReproduceCommand(Command):
 
         import pandas as pd
 
-        found = {"pdvsim_version": __version__, "seed": self.seed} | reproduction.document()
+        found: dict[str, Any] = {"pdvsim_version": __version__, "seed": self.seed} | reproduction.document()
         document = output.dumps(found)
         print(document if self.json else reproduction_text(reproduction, self.all_metrics))
         contents = [output.parquet(pd.DataFrame(found["cells"])), (document + "\n").encode()]

@@ -149,8 +149,8 @@ def build(command: type[T], given: Mapping[str, Any]) -> T:
 
 def _kind_asked(command: type, given: set[str]) -> type:
     """The kind that these options ask for, else the command itself; a ValueError names an option of another kind."""
-    keyed: list[Any]
-    *keyed, usual = kinds_of(command) or (command,)
+    all_kinds: tuple[Any, ...] = kinds_of(command) or (command,)
+    keyed, usual = all_kinds[:-1], all_kinds[-1]
     chosen: Any = next((kind for kind in keyed if kind.key in given), usual)
     for name in given - options(chosen).keys():
         if chosen is usual:

@@ -7,7 +7,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from pdvsim.calibration.validate.silicon import LARGE, kind_of
-from pdvsim.calibration.validate.speculation import SIDES
 from pdvsim.sim.trust import ANY
 from pdvsim.view.table import cell, grid, missing, percent_cell, rows_table
 
@@ -196,28 +195,3 @@ def _cells(part: str, errors: Mapping[str, Any]) -> list[str]:
     others = [both_cell(errors[name]) for name in names]
     own = both_cell(errors["tpot"]), missed(errors["tpot"], limits), both_cell(errors["ttft"])
     return [str(errors["rows"]), *own, str(errors["shared"]), *others]
-
-
-def speculation_text(document: Mapping[str, Any]) -> str:
-    """Errors of the ratio of measured pairs by group, its sign, and the best draft lengths."""
-    which = "held-out" if document["held_out"] else "visible"
-    tables = [f"Speed-up by speculation, predicted against measured: {len(document['pairs'])} {which} pairs of servers"]
-    for name, parts in document["groups"].items():
-        lines = []
-        for key, cells in parts.items():
-            figures = [cells[f"tpot_ms_{side}"] or cells[f"throughput_{side}"] for side in SIDES]
-            lines.append([
-                key, str(cells["pairs"]), percent_cell(cells["ratio_median"]), percent_cell(cells["ratio_95"]),
-                percent_cell(cells["ratio_signed"], "+"), f"{cells['signs']} of {cells['pairs']}",
-                *("" if figure is None else percent_cell(figure) for figure in figures),
-            ])  # fmt: skip
-        tables.append(grid((name, "pairs", "median", "95%", "signed", "sign right", *SIDES), lines))
-    if choices := document["lengths"]:
-        right = sum(choice["measured"] == choice["predicted"] for choice in choices)
-        lost = f"the predicted one loses {max(choice['loss'] for choice in choices):.1%} at most"
-        tables.append(f"Best draft length (0 among them): right in {right} of {len(choices)} settings; {lost}")
-    tables += [f"not simulated: {setting}: {why}" for setting, why in document["failures"].items()]
-    tables.append(
-        "Errors of the ratio; of TPOT, else throughput, without and with speculation (medians of absolute values)"
-    )
-    return "\n\n".join(tables)

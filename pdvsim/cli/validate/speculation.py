@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from pdvsim.bench.join import grouped, simulations, some_of
 from pdvsim.calibration.validate.speculation import (
+    SIDES,
     MeasuredPair,
     PredictedPair,
     best_lengths,
@@ -18,7 +19,7 @@ from pdvsim.calibration.validate.speculation import (
     read_pairs,
 )
 from pdvsim.cli.validate.base import Compared, MeasuredEngine, MeasuredServers
-from pdvsim.view.validation import speculation_text
+from pdvsim.view.table import grid, percent_cell
 
 CONCURRENCIES = (1, 8, 32, 128)  # up to which a group of rows reaches
 
@@ -49,7 +50,7 @@ class ValidateSpeculation(MeasuredServers):
             "lengths": list(map(asdict, best_lengths(predictions))),
             "failures": {pairs[at].setting: reason for at, reason in done.failures.items()},
         }
-        return Compared(document, speculation_text(document), done.unfinished)
+        return Compared(document, _text(document), done.unfinished)
 
 
 def _task(index: int, pair: MeasuredPair) -> dict[str, Any]:
@@ -77,3 +78,28 @@ GROUPS: dict[str, Callable[[PredictedPair], str]] = {
     "concurrency": _concurrency,
     "all": lambda one: "all",
 }
+
+
+def _text(document: Mapping[str, Any]) -> str:
+    """Errors of the ratio of measured pairs by group, its sign, and the best draft lengths."""
+    which = "held-out" if document["held_out"] else "visible"
+    tables = [f"Speed-up by speculation, predicted against measured: {len(document['pairs'])} {which} pairs of servers"]
+    for name, parts in document["groups"].items():
+        lines = []
+        for key, cells in parts.items():
+            figures = [cells[f"tpot_ms_{side}"] or cells[f"throughput_{side}"] for side in SIDES]
+            lines.append([
+                key, str(cells["pairs"]), percent_cell(cells["ratio_median"]), percent_cell(cells["ratio_95"]),
+                percent_cell(cells["ratio_signed"], "+"), f"{cells['signs']} of {cells['pairs']}",
+                *("" if figure is None else percent_cell(figure) for figure in figures),
+            ])  # fmt: skip
+        tables.append(grid((name, "pairs", "median", "95%", "signed", "sign right", *SIDES), lines))
+    if choices := document["lengths"]:
+        right = sum(choice["measured"] == choice["predicted"] for choice in choices)
+        lost = f"the predicted one loses {max(choice['loss'] for choice in choices):.1%} at most"
+        tables.append(f"Best draft length (0 among them): right in {right} of {len(choices)} settings; {lost}")
+    tables += [f"not simulated: {setting}: {why}" for setting, why in document["failures"].items()]
+    tables.append(
+        "Errors of the ratio; of TPOT, else throughput, without and with speculation (medians of absolute values)"
+    )
+    return "\n\n".join(tables)
