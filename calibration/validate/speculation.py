@@ -20,7 +20,7 @@ from __future__ import annotations
 import csv
 import json
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from importlib.resources import files
@@ -289,23 +289,3 @@ def error_cells(predictions: Sequence[PredictedPair]) -> dict[str, Any]:
 def has_sign(one: PredictedPair) -> bool:
     """Whether both say that speculation pays, or both that it does not."""
     return bool((one.predicted["speedup"] >= 1) == (one.measured["speedup"] >= 1))
-
-
-def nearest_pair(candidate: Experiment | None, rows: Sequence[Mapping[str, Any]]) -> list[str]:
-    """The measured pair of servers that is most like a candidate that drafts, as a line; none if there is none."""
-    if candidate is None or candidate.hardware.predicted_engine == "pdvsim":  # measured by real runs of its own
-        return []
-    hardware, method, k = candidate.hardware, candidate.server.drafted_by, max(1, candidate.longest_draft)
-    clients = max(1.0, sum(row["request_throughput"] * row["mean_e2el_ms"] / 1e3 for row in rows) / len(rows))
-    pairs = [pair for pair in read_pairs() if (pair.drafted.engine, pair.method) == (hardware.predicted_engine, method)]
-
-    def distance(pair: MeasuredPair) -> tuple[bool, bool, float]:
-        side = pair.drafted
-        off = abs(math.log(side.k / k)) + abs(math.log(side.concurrency / clients))
-        return side.pair.partition(":")[2] != candidate.pair.target.name, side.card != hardware.gpu, off
-
-    for pair in sorted(pairs, key=distance)[:1]:
-        side = pair.drafted
-        where = f"{side.engine} {side.version} on {side.card}, {side.pair}, k={side.k}, concurrency {side.concurrency}"
-        return [f"measured nearest to this: {where}: {pair.speedup:.2f} times as fast with drafts ({pair.source})"]
-    return [f"no pair of {hardware.predicted_engine} servers with and without {method} drafts was measured"]

@@ -15,7 +15,6 @@ from pdvsim.bench import output
 from pdvsim.bench.length import length_of, too_short
 from pdvsim.bench.pool import Row
 from pdvsim.bench.stats import Interval, interval
-from pdvsim.calibration.validate.speculation import nearest_pair
 from pdvsim.common.commandline import command_line
 from pdvsim.decide import surroundings
 from pdvsim.decide.capacity import Capacities
@@ -45,6 +44,7 @@ from pdvsim.view.report.sheet import Highlight, Showable
 from pdvsim.view.setting import acceptance_notes, is_assumed, is_published, measure_notes, recorded_elsewhere
 from pdvsim.view.style import metric_label
 from pdvsim.view.table import DETAIL, TextTable, cell, span_text
+from pdvsim.view.validation import nearest_pair
 
 if TYPE_CHECKING:
     import pandas as pd

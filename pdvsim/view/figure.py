@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import math
 import textwrap
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from itertools import product
 from typing import TYPE_CHECKING, Any, Literal
 
 if TYPE_CHECKING:
@@ -19,9 +17,6 @@ DPI = 150
 CAPTION_INCHES = 0.2  # a line
 TITLE_INCHES = 0.4
 CHARACTERS_PER_INCH = 12.5
-LABEL_POINTS = (8, 11, 15, 20, 28, 38, 50, 64)  # distances of a label from its point, nearest first
-NEAR_POINTS = 15  # labels further away get a line
-MARKER_POINTS = 7  # distance that labels keep from the centre of a marker
 LEGEND_INCHES = 0.28  # a line
 CLEAR = 4  # with more curves bands hide each other: whiskers instead
 DODGE = 0.05  # of whiskers, in powers of two
@@ -224,55 +219,3 @@ def legend(figure: Figure, traces: Sequence[Curve], title: str | None = None) ->
     figure.set_figheight(figure.get_figheight() + LEGEND_INCHES * (lines - 1))
     if figure.get_suptitle():
         figure.suptitle("\n" * lines + figure.get_suptitle(), fontsize=13, fontweight="bold", x=0.01, ha="left")
-
-
-def legend_above(figure: Figure, axes: Axes, columns: int | None = None, **style: Any) -> None:
-    """A legend of one panel's labels above all panels."""
-    handles, labels = axes.get_legend_handles_labels()
-    across = columns or len(labels)
-    figure.legend(handles, labels, loc="outside upper center", ncols=across, frameon=False, **style)
-
-
-def label_points(axes: Axes, labels: Sequence[tuple[float, float, str, str]], spans: Sequence[Sequence[float]]) -> None:
-    """Write a coloured text next to each point (x, y), where it hides no marker, no span and no other text.
-
-    Each text is as near as possible; if no place is free, it is placed where it hides least. `spans` are horizontal and
-    vertical lines, as x, y, x, y. The figure must be complete, as its layout decides where there is room.
-    """
-    import numpy as np
-    from matplotlib.text import Text
-
-    figure = axes.get_figure(root=True)
-    assert figure is not None
-    figure.draw_without_rendering()
-    pixels = figure.dpi / 72
-    points = axes.transData.transform([label[:2] for label in labels])
-    ends = axes.transData.transform(np.reshape([*spans], (-1, 2))).reshape(-1, 4)
-    lines = np.stack([*np.minimum(ends[:, :2], ends[:, 2:]).T - 1, *np.maximum(ends[:, :2], ends[:, 2:]).T + 1], axis=1)
-    taken = np.concatenate([np.hstack([points - MARKER_POINTS * pixels, points + MARKER_POINTS * pixels]), lines])
-    frame = axes.get_window_extent()
-    ways = ((1, 1), (1, -1), (-1, 1), (-1, -1), (1, 0), (0, 1), (0, -1), (-1, 0))
-    for (x, y, text, colour), point in zip(labels, points, strict=True):
-        note = axes.annotate(
-            text, (x, y), xytext=(0, 0), textcoords="offset points", size=9, color=colour, ha="center", va="center",
-            arrowprops={"arrowstyle": "-", "color": colour, "linewidth": 0.7, "shrinkB": 5},
-        )  # fmt: skip
-        note.set_in_layout(False)
-        box = Text.get_window_extent(note)
-        half = np.array([box.width, box.height]) / 2 + pixels
-        best, least, place, chosen = (0.0, 0.0), math.inf, taken[0], 0
-        for far, way in product(LABEL_POINTS, ways):
-            middle = point + np.array(way) * (far * pixels + half)
-            here = np.concatenate([middle - half, middle + half])
-            if not (frame.x0 < here[0] and here[2] < frame.x1 and frame.y0 < here[1] and here[3] < frame.y1):
-                continue
-            shared = np.minimum(taken[:, 2:], here[2:]) - np.maximum(taken[:, :2], here[:2])
-            hidden = float(np.prod(shared.clip(0), axis=1).sum())
-            if hidden < least:
-                best, least, place, chosen = tuple((middle - point) / pixels), hidden, here, far
-            if not hidden:
-                break
-        note.set_position(best)
-        if note.arrow_patch is not None:
-            note.arrow_patch.set_visible(chosen > NEAR_POINTS)
-        taken = np.vstack([taken, place])
