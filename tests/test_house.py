@@ -255,21 +255,21 @@ def test_a_test_file_has_a_name_of_its_own() -> None:
 
 
 CEILINGS = {  # lines of Python at most, by room; a change may lower these, never raise one
-    "sim and setup": (2550, ("sim", "sim/setup")),
-    "models and prices": (5954, ("sim/models/", "sim/prices/")),
+    "sim and setup": (2514, ("sim", "sim/setup")),
+    "models and prices": (5952, ("sim/models/", "sim/prices/")),
     "engines": (962, ("sim/engines/",)),
     "machine": (2509, ("sim/machine/",)),
     "policies": (2808, ("sim/policies/",)),
-    "workload": (2393, ("sim/workload/",)),
-    "metrics": (1456, ("sim/metrics/",)),
-    "bench": (2409, ("pdvsim/bench/",)),
-    "decide": (5844, ("pdvsim/decide/",)),
-    "view": (4720, ("pdvsim/view/", "pdvsim/live/")),
-    "commands": (4497, ("pdvsim", "pdvsim/cli/", "pdvsim/common/")),
-    "realrun and profiler": (7171, ("realrun/", "profiler/")),
-    "calibration": (5706, ("calibration/", "pdvsim/published/")),
-    "studies": (4987, ("studies/",)),
-    "tests": (28574, ("tests/",)),
+    "workload": (2358, ("sim/workload/",)),
+    "metrics": (1411, ("sim/metrics/",)),
+    "bench": (2342, ("pdvsim/bench/",)),
+    "decide": (5843, ("pdvsim/decide/",)),
+    "view": (4642, ("pdvsim/view/", "pdvsim/live/")),
+    "commands": (4474, ("pdvsim", "pdvsim/cli/", "pdvsim/common/")),
+    "realrun and profiler": (7034, ("realrun/", "profiler/")),
+    "calibration": (5699, ("calibration/", "pdvsim/published/")),
+    "studies": (4577, ("studies/",)),
+    "tests": (28512, ("tests/",)),
 }
 MOST_FILES = {"run": 64, "advise": 107}  # of the product, whose functions one of these executes
 QUESTIONS = {
