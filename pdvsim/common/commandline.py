@@ -178,9 +178,11 @@ def _help(command: type, prog: str, everything: bool) -> str:
     groups = {"Arguments": placed} if everything else {"Arguments": placed, "Most used": usual}
     for option in known.values():
         kind = option.group in kinds_of(command)
-        own = kind or bool(groups_of(option.group)) or option.group is command
+        own = bool(groups_of(option.group)) or option.group is command
+        if kinds_of(command):  # what chooses each kind
+            own = option.name == getattr(option.group, "key", "")
         if not option.placed and (everything or (own and option not in usual)):
-            title = "Options of this command" if own and not kind else _sentence(option.group)
+            title = _sentence(option.group) if kind or not own else "Options of this command"
             groups.setdefault(title, []).append(option)
     for title, group in groups.items():
         section = parser.add_argument_group(title)
