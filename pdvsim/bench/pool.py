@@ -225,7 +225,7 @@ def _on_dask(task: Task, items: Sequence[Item], address: str) -> Generator[Outco
         except TimeoutError:
             raise ValueError(f"--scheduler {address}: the Dask cluster has no worker after {WAIT_S:g} s") from None
         first = as_completed(list(map(submitted, points)), loop=client.loop)
-        # Dask blames everything that was on a worker when it died: these points run again, one by one
+        # Dask blames all that was on a worker when it died, begun or not: these points run again, one by one, and twice
         for future in chain(first, (submitted(index) for index in suspects)):
             index = running.pop(future)
             try:
@@ -233,7 +233,7 @@ def _on_dask(task: Task, items: Sequence[Item], address: str) -> Generator[Outco
             except (KilledWorker, CancelledError, OSError) as error:
                 if not isinstance(error, KilledWorker) or client.status != "running":
                     raise ValueError(f"--scheduler {address}: the Dask scheduler disconnected") from None
-                if index not in suspects:
+                if suspects.count(index) < 2:
                     suspects.append(index)
                     continue
                 outcome = Outcome(index, None, DIED)

@@ -177,12 +177,12 @@ def _help(command: type, prog: str, everything: bool) -> str:
     usual = [known[name] for name in MOST_USED if name in known and name not in several]
     groups = {"Arguments": placed} if everything else {"Arguments": placed, "Most used": usual}
     for option in known.values():
-        kind = option.group in kinds_of(command)
         own = bool(groups_of(option.group)) or option.group is command
-        if kinds_of(command):  # what chooses each kind
-            own = option.name == getattr(option.group, "key", "")
-        if not option.placed and (everything or (own and option not in usual)):
-            title = _sentence(option.group) if kind or not own else "Options of this command"
+        main = option.name == getattr(option.group, "key", "") if kinds_of(command) else own  # what chooses a kind
+        if not option.placed and (everything or (main and option not in usual)):
+            title = (
+                _sentence(option.group) if option.group in kinds_of(command) or not own else "Options of this command"
+            )
             groups.setdefault(title, []).append(option)
     for title, group in groups.items():
         section = parser.add_argument_group(title)

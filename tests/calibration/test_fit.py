@@ -11,11 +11,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pdvsim.bench.join import middle
 from pdvsim.calibration.fit.corun import errors, fit_groups, slowdowns
 from pdvsim.calibration.fit.corun import measured as measured_slowdowns
 from pdvsim.calibration.fit.forward import Kernels, Model, fit_solo
 from pdvsim.calibration.fit.pairs import Group, Member, Pairs, Ratios
-from pdvsim.calibration.fit.points import medians, middle, price_s, tokens_of
+from pdvsim.calibration.fit.points import medians, price_s, tokens_of
 from pdvsim.profiler import grid
 from pdvsim.realrun.engine.buckets import CHUNK_BUCKETS, ROW_BUCKETS
 from pdvsim.sim.models.presets import MODELS, model

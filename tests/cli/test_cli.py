@@ -136,13 +136,8 @@ def test_sweep_writes_its_files_and_prints_tables(capsys: pytest.CaptureFixture[
     printed = capsys.readouterr().out
     assert printed.count("Serving Benchmark Result") == 2
     assert printed.endswith(captured.out)
-    assert sorted(p.name for p in folder.iterdir()) == [
-        ".lock",
-        "rows.jsonl",
-        "summary.parquet",
-        "sweep.json",
-        "sweep.png",
-    ]
+    names = [".lock", "rows.jsonl", "summary.parquet", "sweep.json", "sweep.png"]
+    assert sorted(p.name for p in folder.iterdir()) == names
     config = json.loads((folder / "sweep.json").read_text())
     assert config["sweep"]["loads"] == [{"kind": "concurrency", "load": 1.0}, {"kind": "concurrency", "load": 4.0}]
 
