@@ -171,18 +171,16 @@ def _help(command: type, prog: str, everything: bool) -> str:
     width = min(WIDEST, get_terminal_size().columns)
     layout = partial(_Layout, max_help_position=HELP_COLUMN, width=width)
     about = (inspect.getdoc(command) or "").replace("\n\n", "\n").replace("\n", " ")
-    usage = f"{prog} [OPTIONS]{places}"
-    parser = argparse.ArgumentParser(prog, usage, about, formatter_class=layout, add_help=False)
+    parser = argparse.ArgumentParser(prog, f"{prog} [OPTIONS]{places}", about, formatter_class=layout, add_help=False)
     several = {"tensor_parallel_size", "replicas"} if "gpus" in known else set()  # which --gpus chooses
     usual = [known[name] for name in MOST_USED if name in known and name not in several]
     groups = {"Arguments": placed} if everything else {"Arguments": placed, "Most used": usual}
+    kinds = kinds_of(command)
     for option in known.values():
         own = bool(groups_of(option.group)) or option.group is command
-        main = option.name == getattr(option.group, "key", "") if kinds_of(command) else own  # what chooses a kind
+        main = option.name == getattr(option.group, "key", "") if kinds else own  # what chooses a kind
         if not option.placed and (everything or (main and option not in usual)):
-            title = (
-                _sentence(option.group) if option.group in kinds_of(command) or not own else "Options of this command"
-            )
+            title = "Options of this command" if own and option.group not in kinds else _sentence(option.group)
             groups.setdefault(title, []).append(option)
     for title, group in groups.items():
         section = parser.add_argument_group(title)
