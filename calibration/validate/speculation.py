@@ -154,10 +154,10 @@ def _benched(path: Path) -> Iterator[MeasuredPair]:
     """Pairs of benches of one load; a pair is held out if one of the two is."""
     rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
     usual = [row for row in rows if "eager" not in row["serve"] and "max-num-batched" not in row["serve"]]
-    usual = [row for row in usual if "c" in row["load"]]
-    plain = {
-        (row["model"], row["bench"]): row for row in usual if row["speculation"] is None and "async" not in row["serve"]
-    }
+    bits = {row["serve"]: "-fp8" if "--quantization fp8" in row["serve"] else "" for row in usual}
+    usual = [row | {"model": row["model"] + bits[row["serve"]]} for row in usual if "c" in row["load"]]
+    alone = [row for row in reversed(usual) if row["speculation"] is None and "async" not in row["serve"]]
+    plain = {(row["model"], row["bench"]): row for row in alone}  # of several servers the first
     for row in usual:
         base, asked = plain.get((row["model"], row["bench"])), row["speculation"]
         if asked is None or base is None:
