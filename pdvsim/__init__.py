@@ -7,6 +7,7 @@
     pdvsim.advise(request_rate=8, goodput=["ttft:500", "tpot:50"])
     pdvsim.winner_map(y="size", pairs=["gemma-2b:gemma-7b"], concurrency=[1, 8], against="pd")
     pdvsim.draft_table(model="llama-3.1-8b", gpu="h200")
+    pdvsim.speedup(model="llama-3.1-8b", gpu="h100")
     pdvsim.traffic("requests.csv")
     pdvsim.validate(bench="bench.json", model="llama-3.1-8b", gpu="h100")
 
@@ -25,6 +26,7 @@ __all__ = [
     "capacity",
     "draft_table",
     "run",
+    "speedup",
     "sweep",
     "traffic",
     "validate",

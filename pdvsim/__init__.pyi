@@ -67,8 +67,8 @@ def advise(
 
     Main options:
 
-    - arch: Serving architectures to compare; default: autoregressive and colocated, and with pdvsim's own engine, the
-        only one that has lanes, pd and pdv.
+    - arch: Serving architectures to compare; default: autoregressive and colocated, which engines serve, and with
+        --engine pdvsim, the only one that has lanes, pd and pdv.
     - pair: Models as draft:target (name, Hugging Face id or config.json), or a target alone (or --model). (default:
         llama-3.2-1b:llama-3.1-8b)
     - drafter: Draft model, eagle3 or mtp head, ngram or suffix search, or none; in parallel: pard (a draft model),
@@ -152,8 +152,8 @@ def capacity(
 
     Main options:
 
-    - arch: Serving architectures to compare; default: autoregressive and colocated, and with pdvsim's own engine, the
-        only one that has lanes, pd and pdv.
+    - arch: Serving architectures to compare; default: autoregressive and colocated, which engines serve, and with
+        --engine pdvsim, the only one that has lanes, pd and pdv.
     - pair: Models as draft:target (name, Hugging Face id or config.json), or a target alone (or --model). (default:
         llama-3.2-1b:llama-3.1-8b)
     - drafter: Draft model, eagle3 or mtp head, ngram or suffix search, or none; in parallel: pard (a draft model),
@@ -195,7 +195,7 @@ def draft_table(
     acceptance_model: str | PathLike[str] | None = ..., acceptance_trace: str | PathLike[str] | None = ..., pair: str |
     PathLike[str] = ..., drafter: Literal['model', 'pard', 'eagle3', 'p-eagle', 'dflash', 'dspark', 'mtp', 'ngram',
     'suffix', 'none'] | None = ..., max_num_seqs: int = ..., max_draft_batch: int | None = ..., max_verify_batch: int |
-    None = ..., max_num_batched_tokens: int = ..., attention_dp_timeout_iters: int | None = ...,
+    None = ..., max_num_batched_tokens: int | None = ..., attention_dp_timeout_iters: int | None = ...,
     attention_dp_batching_wait_iters: int = ..., max_prompts_per_forward: int | None = ..., async_scheduling: bool |
     None = ..., enforce_eager: bool = ..., kv_cache: Literal['paged', 'reserved'] = ..., enable_prefix_caching: bool =
     ..., quantization: Literal['fp8'] | None = ..., kv_cache_dtype: Literal['auto', 'fp8'] = ..., expert_overlap: float
@@ -265,32 +265,33 @@ def run(
     'adaptive-verification'] = ..., num_speculative_tokens_per_batch_size: str | PathLike[str] | Sequence[str |
     PathLike[str]] = ..., adaptive_verification_profile_context_len: int = ..., min_speculative_tokens: int | None =
     ..., max_speculative_tokens: int = ..., max_num_seqs: int = ..., max_draft_batch: int | None = ...,
-    max_verify_batch: int | None = ..., max_num_batched_tokens: int = ..., attention_dp_timeout_iters: int | None =
-    ..., attention_dp_batching_wait_iters: int = ..., max_prompts_per_forward: int | None = ..., async_scheduling: bool
-    | None = ..., enforce_eager: bool = ..., kv_cache: Literal['paged', 'reserved'] = ..., enable_prefix_caching: bool
-    = ..., quantization: Literal['fp8'] | None = ..., kv_cache_dtype: Literal['auto', 'fp8'] = ..., expert_overlap:
-    float | None = ..., num_workers: int = ..., max_decode_queue: int = ..., verify_gather: Literal['auto', 'always',
-    'never'] = ..., admission_factor: float = ..., hybrid_threshold: int = ..., ahead_fan: int | None = ..., priority:
-    Literal['none', 'stream', 'dynamic', 'preemptive', 'partition'] = ..., gpu: str | PathLike[str] = ..., profile: str
-    | PathLike[str] | None = ..., machine: str | PathLike[str] | None = ..., engine: str | PathLike[str] | None = ...,
-    band: bool = ..., contention: Literal['fluid', 'serial', 'max'] = ..., padding: Literal['profile', 'vllm',
-    'sglang', 'tensorrt-llm'] = ..., gpu_memory_utilization: float = ..., kv_capacity_tokens: int | None = ...,
-    kv_offload_gb: float = ..., kv_offload_ssd_gb: float = ..., kv_offload_link: Literal['pcie5', 'pcie4'] = ...,
-    tensor_parallel_size: int = ..., draft_tensor_parallel_size: int | None = ..., data_parallel_size: int = ...,
-    enable_expert_parallel: bool = ..., all2all_backend: Literal['allgather_reducescatter', 'deepep_low_latency',
-    'deepep_high_throughput', 'flashinfer_nvlink_two_sided'] | None = ..., enable_eplb: bool = ...,
-    num_redundant_experts: int = ..., place: str | PathLike[str] | Sequence[str | PathLike[str]] = ..., disaggregate:
-    str | PathLike[str] | None = ..., prefill_tensor_parallel_size: int | None = ..., prefill_data_parallel_size: int |
-    None = ..., kv_link: Literal['nvlink4', 'nvlink5', 'pcie5', 'pcie4', 'infiniband-xdr', '400gbe', '100gbe'] | None =
-    ..., kv_transfer: Literal['layers', 'prompt'] = ..., draft_kv: Literal['sent', 'recomputed'] = ..., cards: str |
-    PathLike[str] | Sequence[str | PathLike[str]] = ..., link: Literal['nvlink4', 'nvlink5', 'pcie5', 'pcie4',
-    'infiniband-xdr', '400gbe', '100gbe'] = ..., replicas: int = ..., router: Literal['round-robin', 'least-loaded',
-    'random', 'prefix-aware'] = ..., host: Literal['measured', 'polling', 'python-threads'] = ..., launch_s: float |
-    None = ..., completion_s: float | None = ..., handoff_s: float | None = ..., goodput: str | PathLike[str] |
-    Sequence[str | PathLike[str]] = ..., metric_percentiles: float | Sequence[float] = ..., warmup_requests: int = ...,
-    steady: bool = ..., detailed: bool = ..., model: str | PathLike[str] | None = ..., random_prefix_len: int | None =
-    ..., prefix_repetition_prefix_len: int | None = ..., prefix_repetition_suffix_len: int | None = ...,
-    prefix_repetition_num_prefixes: int | None = ..., prefix_repetition_output_len: int | None = ...,
+    max_verify_batch: int | None = ..., max_num_batched_tokens: int | None = ..., attention_dp_timeout_iters: int |
+    None = ..., attention_dp_batching_wait_iters: int = ..., max_prompts_per_forward: int | None = ...,
+    async_scheduling: bool | None = ..., enforce_eager: bool = ..., kv_cache: Literal['paged', 'reserved'] = ...,
+    enable_prefix_caching: bool = ..., quantization: Literal['fp8'] | None = ..., kv_cache_dtype: Literal['auto',
+    'fp8'] = ..., expert_overlap: float | None = ..., num_workers: int = ..., max_decode_queue: int = ...,
+    verify_gather: Literal['auto', 'always', 'never'] = ..., admission_factor: float = ..., hybrid_threshold: int =
+    ..., ahead_fan: int | None = ..., priority: Literal['none', 'stream', 'dynamic', 'preemptive', 'partition'] = ...,
+    gpu: str | PathLike[str] = ..., profile: str | PathLike[str] | None = ..., machine: str | PathLike[str] | None =
+    ..., engine: str | PathLike[str] | None = ..., band: bool = ..., contention: Literal['fluid', 'serial', 'max'] =
+    ..., padding: Literal['profile', 'vllm', 'sglang', 'tensorrt-llm'] = ..., gpu_memory_utilization: float = ...,
+    kv_capacity_tokens: int | None = ..., kv_offload_gb: float = ..., kv_offload_ssd_gb: float = ..., kv_offload_link:
+    Literal['pcie5', 'pcie4'] = ..., tensor_parallel_size: int = ..., draft_tensor_parallel_size: int | None = ...,
+    data_parallel_size: int = ..., enable_expert_parallel: bool = ..., all2all_backend:
+    Literal['allgather_reducescatter', 'deepep_low_latency', 'deepep_high_throughput', 'flashinfer_nvlink_two_sided'] |
+    None = ..., enable_eplb: bool = ..., num_redundant_experts: int = ..., place: str | PathLike[str] | Sequence[str |
+    PathLike[str]] = ..., disaggregate: str | PathLike[str] | None = ..., prefill_tensor_parallel_size: int | None =
+    ..., prefill_data_parallel_size: int | None = ..., kv_link: Literal['nvlink4', 'nvlink5', 'pcie5', 'pcie4',
+    'infiniband-xdr', '400gbe', '100gbe'] | None = ..., kv_transfer: Literal['layers', 'prompt'] = ..., draft_kv:
+    Literal['sent', 'recomputed'] = ..., cards: str | PathLike[str] | Sequence[str | PathLike[str]] = ..., link:
+    Literal['nvlink4', 'nvlink5', 'pcie5', 'pcie4', 'infiniband-xdr', '400gbe', '100gbe'] = ..., replicas: int = ...,
+    router: Literal['round-robin', 'least-loaded', 'random', 'prefix-aware'] = ..., host: Literal['measured',
+    'polling', 'python-threads'] = ..., launch_s: float | None = ..., completion_s: float | None = ..., handoff_s:
+    float | None = ..., goodput: str | PathLike[str] | Sequence[str | PathLike[str]] = ..., metric_percentiles: float |
+    Sequence[float] = ..., warmup_requests: int = ..., steady: bool = ..., detailed: bool = ..., model: str |
+    PathLike[str] | None = ..., random_prefix_len: int | None = ..., prefix_repetition_prefix_len: int | None = ...,
+    prefix_repetition_suffix_len: int | None = ..., prefix_repetition_num_prefixes: int | None = ...,
+    prefix_repetition_output_len: int | None = ...,
 ) -> Run:
     """One run: an architecture, under a load, on a GPU.
 
@@ -328,6 +329,76 @@ def run(
     - preset: Settings of options that are not given: those of PD-Verify.
     """
 
+def speedup(
+    *, preset: Literal['pd-verify'] | None = ..., acceptance_from: str | PathLike[str] | None = ..., concurrency: int |
+    Sequence[int] = ..., num_runs: int = ..., jobs: int | None = ..., dataset_name: Literal['random',
+    'prefix_repetition', 'sharegpt', 'custom', 'azure', 'burstgpt', 'mooncake'] = ..., dataset_path: str |
+    PathLike[str] | None = ..., tokenizer: str | PathLike[str] | None = ..., max_model_len: int | None = ...,
+    num_prompts: int | None = ..., columns: str | PathLike[str] | Sequence[str | PathLike[str]] = ..., input_len: int |
+    None = ..., output_len: int | None = ..., random_range_ratio: float | None = ..., prefix_len: int | None = ...,
+    num_prefixes: int | None = ..., num_turns: int = ..., think_time_s: float = ..., seed: int = ..., acceptance_rate:
+    float | None = ..., acceptance_concentration: float | None = ..., synthetic_acceptance_rates: float |
+    Sequence[float] = ..., acceptance_model: str | PathLike[str] | None = ..., acceptance_trace: str | PathLike[str] |
+    None = ..., pair: str | PathLike[str] = ..., num_speculative_tokens: int | Sequence[int] = ..., drafter:
+    Literal['model', 'pard', 'eagle3', 'p-eagle', 'dflash', 'dspark', 'mtp', 'ngram', 'suffix', 'none'] | None = ...,
+    max_num_seqs: int = ..., max_draft_batch: int | None = ..., max_verify_batch: int | None = ...,
+    max_num_batched_tokens: int | None = ..., attention_dp_timeout_iters: int | None = ...,
+    attention_dp_batching_wait_iters: int = ..., max_prompts_per_forward: int | None = ..., async_scheduling: bool |
+    None = ..., enforce_eager: bool = ..., kv_cache: Literal['paged', 'reserved'] = ..., enable_prefix_caching: bool =
+    ..., quantization: Literal['fp8'] | None = ..., kv_cache_dtype: Literal['auto', 'fp8'] = ..., expert_overlap: float
+    | None = ..., num_workers: int = ..., max_decode_queue: int = ..., verify_gather: Literal['auto', 'always',
+    'never'] = ..., admission_factor: float = ..., hybrid_threshold: int = ..., ahead_fan: int | None = ..., priority:
+    Literal['none', 'stream', 'dynamic', 'preemptive', 'partition'] = ..., gpu: str | PathLike[str] = ..., profile: str
+    | PathLike[str] | None = ..., machine: str | PathLike[str] | None = ..., engine: str | PathLike[str] | None = ...,
+    contention: Literal['fluid', 'serial', 'max'] = ..., padding: Literal['profile', 'vllm', 'sglang', 'tensorrt-llm']
+    = ..., gpu_memory_utilization: float = ..., kv_capacity_tokens: int | None = ..., kv_offload_gb: float = ...,
+    kv_offload_ssd_gb: float = ..., kv_offload_link: Literal['pcie5', 'pcie4'] = ..., tensor_parallel_size: int = ...,
+    draft_tensor_parallel_size: int | None = ..., data_parallel_size: int = ..., enable_expert_parallel: bool = ...,
+    all2all_backend: Literal['allgather_reducescatter', 'deepep_low_latency', 'deepep_high_throughput',
+    'flashinfer_nvlink_two_sided'] | None = ..., enable_eplb: bool = ..., num_redundant_experts: int = ..., place: str
+    | PathLike[str] | Sequence[str | PathLike[str]] = ..., disaggregate: str | PathLike[str] | None = ...,
+    prefill_tensor_parallel_size: int | None = ..., prefill_data_parallel_size: int | None = ..., kv_link:
+    Literal['nvlink4', 'nvlink5', 'pcie5', 'pcie4', 'infiniband-xdr', '400gbe', '100gbe'] | None = ..., kv_transfer:
+    Literal['layers', 'prompt'] = ..., draft_kv: Literal['sent', 'recomputed'] = ..., cards: str | PathLike[str] |
+    Sequence[str | PathLike[str]] = ..., link: Literal['nvlink4', 'nvlink5', 'pcie5', 'pcie4', 'infiniband-xdr',
+    '400gbe', '100gbe'] = ..., replicas: int = ..., router: Literal['round-robin', 'least-loaded', 'random',
+    'prefix-aware'] = ..., host: Literal['measured', 'polling', 'python-threads'] = ..., launch_s: float | None = ...,
+    completion_s: float | None = ..., handoff_s: float | None = ..., model: str | PathLike[str] | None = ...,
+    random_prefix_len: int | None = ..., prefix_repetition_prefix_len: int | None = ..., prefix_repetition_suffix_len:
+    int | None = ..., prefix_repetition_num_prefixes: int | None = ..., prefix_repetition_output_len: int | None = ...,
+) -> Speedup:
+    """Show what drafting gains over plain decoding: by drafter, draft length and load, and where it is a loss.
+
+    Returns: an answer, which prints as text.
+
+    Main options:
+
+    - pair: Models as draft:target (name, Hugging Face id or config.json), or a target alone (or --model). (default:
+        llama-3.2-1b:llama-3.1-8b)
+    - drafter: Draft model, eagle3 or mtp head, ngram or suffix search, or none; in parallel: pard (a draft model),
+        p-eagle or dflash or dspark (heads). Default: as in --pair.
+    - gpu: A GPU of `pdvsim profile --list`, or a TOML file that describes your own (docs/your-hardware.md). (default:
+        h200)
+    - tensor_parallel_size: Number of GPUs the target is sharded over: 1, 2, 4 or 8. With --place, each GPU that holds
+        the target is a group of this size. (default: 1)
+    - replicas: Number of independent copies of the whole server, with a router. (default: 1)
+    - concurrency: Concurrent requests of closed loops. (default: 1,8,64,256)
+    - num_prompts: Requests per run, a fifth of which is the start and excluded (capacity: the least number measured).
+        Default: all of the window if a file is replayed, else as many as the load needs. advise without a load: a
+        batch job, all of whose requests arrive at the start.
+    - dataset_path: File of the data set: a published one, or your own CSV or JSONL of arrivals and tokens
+        (docs/traffic.md). Only with --dataset-name sharegpt, custom, azure, burstgpt or mooncake.
+    - input_len: Prompt tokens; default: 1024 for random, else the data set's own.
+    - output_len: Output tokens; default: 128 for random, else the data set's own.
+    - num_speculative_tokens: Draft lengths. (default: 1,2,3,5)
+    - acceptance_rate: Chance that a draft token is accepted; default: recorded for the drafter, else 0.6 (assumed).
+    - acceptance_model: Acceptance as measured for Llama-3.1-8B: cnn, gsm8k, instructcoder or sharegpt, followed by
+        -eagle3, -ngram or -suffix.
+    - acceptance_from: Acceptance from a file: vLLM's /metrics, its bench result, or rounds.
+    - num_runs: Replications of each simulation, with the same seeds. (default: 3)
+    - preset: Settings of options that are not given: those of PD-Verify.
+    """
+
 def sweep(
     *, preset: Literal['pd-verify'] | None = ..., acceptance_from: str | PathLike[str] | None = ..., arch: str |
     type[Policy] | Sequence[str | type[Policy]] = ..., concurrency: int | Sequence[int] = ..., request_rate: float |
@@ -347,7 +418,7 @@ def sweep(
     num_speculative_tokens_per_batch_size: str | PathLike[str] | Sequence[str | PathLike[str]] = ...,
     adaptive_verification_profile_context_len: int = ..., min_speculative_tokens: int | None = ...,
     max_speculative_tokens: int = ..., max_num_seqs: int = ..., max_draft_batch: int | None = ..., max_verify_batch:
-    int | None = ..., max_num_batched_tokens: int = ..., attention_dp_timeout_iters: int | None = ...,
+    int | None = ..., max_num_batched_tokens: int | None = ..., attention_dp_timeout_iters: int | None = ...,
     attention_dp_batching_wait_iters: int = ..., max_prompts_per_forward: int | None = ..., async_scheduling: bool |
     None = ..., enforce_eager: bool = ..., kv_cache: Literal['paged', 'reserved'] = ..., enable_prefix_caching: bool =
     ..., quantization: Literal['fp8'] | None = ..., kv_cache_dtype: Literal['auto', 'fp8'] = ..., expert_overlap: float
@@ -533,8 +604,8 @@ def winner_map(
 
     Main options:
 
-    - arch: Serving architectures to compare; default: autoregressive and colocated, and with pdvsim's own engine, the
-        only one that has lanes, pd and pdv.
+    - arch: Serving architectures to compare; default: autoregressive and colocated, which engines serve, and with
+        --engine pdvsim, the only one that has lanes, pd and pdv.
     - pair: Models as draft:target (name, Hugging Face id or config.json), or a target alone (or --model). (default:
         llama-3.2-1b:llama-3.1-8b)
     - pairs: Pairs, as draft:target; the map orders them by the ratio of their sizes. Only with --y size.

@@ -23,6 +23,7 @@ COMMANDS = {  # whose options are a function's keywords; imported with the funct
     "capacity": "capacity.CapacityCommand",
     "draft_table": "draft_table.DraftTableCommand",
     "run": "run.AskedExperiment",
+    "speedup": "speedup.SpeedupCommand",
     "sweep": "sweep.SweepCommand",
     "traffic": "traffic.TrafficCommand",
     "validate": "validate.Comparison",

@@ -48,7 +48,7 @@ def profile_of(experiment: Experiment) -> Profile:
 
 def card_profile(hardware: Hardware, card: str) -> Profile:
     """The profile of the chosen engine on a card."""
-    engine = hardware.engine_on(card)
+    engine = hardware.predicted_engine
     return builtin(card) if engine == "pdvsim" else engine_profile(engine, card, hardware.engine_version)
 
 

@@ -120,7 +120,10 @@ class Experiment:
         """Settings that differ from the defaults in one line: the keywords of `pdvsim.run`."""
         marks = {name: marks for kind in GROUPS.values() for name, (_, marks) in hints_of(kind).items()}
         given = {name: self.setting(name) for name in GROUP_OF if "internal" not in marks[name]}
-        changed = [f"{name}={value!r}" for name, value in given.items() if value != DEFAULTS[name]]
+        if self.hardware.serving([self.arch]) != self.hardware:  # what `run` would predict otherwise
+            given["engine"] = "pdvsim"
+        own = {"max_num_batched_tokens"} if self.hardware.engine else set()  # an engine has its own default
+        changed = [f"{name}={value!r}" for name, value in given.items() if value != DEFAULTS[name] or name in own]
         return ", ".join([f"arch={self.arch!r}", *changed])
 
     def setting(self, name: str) -> Any:

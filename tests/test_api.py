@@ -8,6 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 from shutil import copy
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -139,8 +140,9 @@ def test_type_checkers_know_the_keywords(tmp_path: Path) -> None:
     assert errors == ["4", "5"], checked.stdout
 
 
-def test_an_experiment_prints_as_the_keywords_that_run_it() -> None:
-    run = pdvsim.run(arch="pd", request_rate=8, num_speculative_tokens=2, gpu="h100-sxm", **SMALL)
+@pytest.mark.parametrize("more", [{"arch": "pd"}, {"max_num_batched_tokens": 2048}, {"engine": "pdvsim"}])
+def test_an_experiment_prints_as_the_keywords_that_run_it(more: dict[str, Any]) -> None:
+    run = pdvsim.run(request_rate=8, num_speculative_tokens=2, gpu="h100-sxm", **SMALL, **more)
     again = eval(f"pdvsim.run({run.result.experiment})")
     assert again.result.experiment == run.result.experiment
     assert repr(run.result.experiment) == f"<Experiment {run.result.experiment}>"

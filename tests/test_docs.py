@@ -263,7 +263,7 @@ def test_what_cannot_run_here_says_so(block: Block, folder: Path, refused: Calla
 def test_python_runs(
     block: Block, folder: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    for name in () if block.output else ("run", "sweep", "capacity", "advise", "draft_table", "winner_map"):
+    for name in () if block.output else ("run", "sweep", "capacity", "advise", "speedup", "draft_table", "winner_map"):
         monkeypatch.setattr(pdvsim, name, _with_budget(getattr(pdvsim, name), name))
     monkeypatch.syspath_prepend(folder)
     exec(compile(block.text, named(block), "exec"), {})

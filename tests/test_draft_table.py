@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import re
 from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
@@ -21,14 +20,12 @@ import pdvsim
 from pdvsim.bench.output import dumps
 from pdvsim.cli import main
 from pdvsim.decide.draft_lengths import Speeds, _merged, error_of, find_table
-from pdvsim.decide.draft_table import HOLD, PLAIN, TABLED, Border, DraftQuestion, DraftTable, EngineName, border_notes
+from pdvsim.decide.draft_table import PLAIN, TABLED, DraftQuestion, DraftTable, EngineName
 from pdvsim.decide.formula import Formula
 from pdvsim.decide.runs import Bench, replications
 from pdvsim.sim.config import Acceptance, Experiment, Hardware, Server, Traffic
 from pdvsim.sim.engines.vllm import VLLM
-from pdvsim.sim.machine.batch import Batch
 from pdvsim.sim.metrics.steady import FILL, LEAST_LOOP
-from pdvsim.sim.policies.controllers import ByBatchSize
 from pdvsim.sim.prices.cards import gpu
 from pdvsim.sim.prices.profile import builtin, roofline
 from pdvsim.sim.run import simulate
@@ -361,20 +358,3 @@ def test_a_border_costs_what_the_table_loses_when_it_is_served_there(simulated: 
         server = replace(loops[0].server, controller="table", num_speculative_tokens_per_batch_size=tiers)
         speeds = [speed(replace(loop, server=server)) for loop in loops]
         assert border.lost == pytest.approx(1 - sum(speeds) / len(speeds) / better)
-
-
-def test_a_hysteresis_is_printed_where_it_saves() -> None:
-    helps, idle = Border(35, 34, 2, 0, 0.2, 0.01), Border(70, 70, 1, 0, 0.001, 0.0)
-    first, *more = border_notes([helps, idle])
-    assert re.findall(r"[\d.]+", first)[:4] == ["35", "2", "0", "20.0"]
-    assert len(more) == 1
-    assert "save 19.0%" in more[0]
-    assert re.findall("k=(.) .*?([0-9]+)", more[0])[-2:] == [("0", "39"), ("2", "32")]
-    held = ByBatchSize(
-        Server(controller="table", num_speculative_tokens_per_batch_size=("1:2", "35:0"), table_hold=HOLD)
-    )
-    lengths = []
-    for held.scheduled in (38, 39, 32, 31):
-        held.draft_length(Batch(), 0, 0.0)
-        lengths.append(held.k)
-    assert lengths == [2, 0, 0, 2], "the printed batch sizes are those of the controller"

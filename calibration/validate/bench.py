@@ -102,7 +102,7 @@ class BenchedLoad:
                 self.traffic,
                 acceptance,
                 replace(server, num_speculative_tokens=k),
-                hardware,
+                hardware.serving([arch]),
                 scoring=Scoring(metric_percentiles=tuple(sorted(percentiles))),
             )
         )

@@ -25,6 +25,7 @@ GROUPS = {  # name, also of its module: one line of help
         "capacity": "find the highest rate of each architecture: pdvsim capacity --goodput ttft:500 tpot:50",
         "map": "map the best architecture over load and acceptance: pdvsim map --y acceptance --against pd",
         "draft-table": "find the best draft length per batch size, for vLLM: pdvsim draft-table --pair draft:target",
+        "speedup": "show what drafting gains by draft length and load: pdvsim speedup --model llama-3.1-8b --gpu h100",
     },
     "simulate": {
         "run": "simulate one experiment: pdvsim run --arch pdv --request-rate 8",

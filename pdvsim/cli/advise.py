@@ -14,7 +14,6 @@ from pdvsim.common.console import say
 from pdvsim.decide.advice import Advice
 from pdvsim.decide.advise import advise, usual_runs
 from pdvsim.decide.figures import advice_pictures
-from pdvsim.decide.fleet import ARCHS as FLEET_ARCHS
 from pdvsim.decide.fleet import Contender, chosen, drafters, fleets
 from pdvsim.decide.options import BUDGET, DecisionOptions, forewarn_few, own_rate
 from pdvsim.decide.question import Question
@@ -23,7 +22,6 @@ from pdvsim.sim.assembly import ServerParts
 from pdvsim.sim.config import SHARDED, Arch, Experiment, Server, Traffic
 from pdvsim.sim.limits import Budget, GpuHourUsd, Gpus, Redefined, RequestRate, Requests
 from pdvsim.sim.models.presets import can_load
-from pdvsim.sim.policies import USUAL_ARCHS
 
 MOST_GPUS = 64  # of a fleet, if no limit is given
 
@@ -51,7 +49,7 @@ class AdviseCommand(AnswerCommand, DecisionOptions):
     def archs(self) -> tuple[Arch, ...]:
         """The architectures that are named, else the default for the number of GPUs."""
         several = self.gpus is not None and self.gpus > 1 and not self._sized
-        return FLEET_ARCHS if several and self.arch == USUAL_ARCHS else super().archs
+        return self.fleet_archs if several else super().archs
 
     @property
     def _sized(self) -> bool:
@@ -88,7 +86,7 @@ class AdviseCommand(AnswerCommand, DecisionOptions):
             self.gpu_hour_usd,
             self._ways(base, drafted),
             (self.gpus or MOST_GPUS) if self._sized else 0,
-            FLEET_ARCHS if self.arch == USUAL_ARCHS else self.arch,
+            self.fleet_archs,
             self.gpus,
         )
 

@@ -33,8 +33,9 @@ def correction(
     if any(load.k for load in loads):
         check_drafter(pair or _named(loads), Server())
     server = Server(pair or _named(loads), max_num_batched_tokens=tokens)
-    hardware = replace(hardware, band=False)
-    cases = [(load, load.experiment("colocated", Acceptance(), server, hardware, None)) for load in loads]
+    asked = replace(hardware, band=False)
+    cases = [(load, load.experiment("colocated", Acceptance(), server, asked, None)) for load in loads]
+    hardware = cases[0][1].hardware
     vet([experiment for _, experiment in cases])
     fit = fit_bench(cases)
     about = {"pace_engine": hardware.predicted_engine, "model": server.pair, "gpu": hardware.gpu}

@@ -17,7 +17,6 @@ from pdvsim.decide.runs import Bench
 from pdvsim.decide.space import LENGTHS, LONG_LENGTHS
 from pdvsim.sim.config import Scoring
 from pdvsim.sim.limits import BatchLimit, DraftLength, Jobs, LeastDraft, NumRuns, PartialShare, Redefined
-from pdvsim.sim.prices.kernels import shipped_tables
 
 
 @dataclass(frozen=True)
@@ -35,8 +34,7 @@ class DraftTableCommand(AnswerCommand, VariedOptions):
     against: DraftLength | None = None
     """A fixed draft length to compare with; default: 4."""
     engine: EngineName = "vllm"
-    """Engine of the table: sets the padding of a step and the lowest k, and on cards other than the H200 the times,
-    where its profile is known."""
+    """Engine of the table: sets its times, the padding of a step and the lowest k."""
     indifference: PartialShare = 0.02
     """Relative gains below this start no new range; 0: the best length at every batch size."""
     num_runs: NumRuns = 3
@@ -50,11 +48,8 @@ class DraftTableCommand(AnswerCommand, VariedOptions):
 
     def question(self) -> DraftQuestion:
         base = self.experiment("colocated", self.varied_traffic())
-        hardware = base.hardware
-        if hardware.predicted_engine != "pdvsim":  # the table's own, where its times are known on this card
-            wanted = TABLED[self.engine].name
-            known = any((wanted, hardware.gpu) == tables[:2] for tables in shipped_tables())
-            base = base.with_settings(engine=wanted if known else "pdvsim")
+        if not self.hardware.is_own:
+            base = base.with_settings(engine=TABLED[self.engine].name)
         longest = self.max_k or max((*LENGTHS, *LONG_LENGTHS) if base.pair.draft.drafts_long else LENGTHS)
         given = (longest, self.against, self.engine, self.indifference, self.num_runs, self.num_prompts)
         return DraftQuestion(base, *given)

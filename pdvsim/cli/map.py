@@ -11,7 +11,6 @@ from pdvsim.bench import output
 from pdvsim.bench.estimate import forewarn
 from pdvsim.cli.page import AnswerCommand
 from pdvsim.decide.figures import map_pictures
-from pdvsim.decide.fleet import ARCHS as FLEET_ARCHS
 from pdvsim.decide.fleet import fleets
 from pdvsim.decide.grid import Axis, Grid, Place, size_ratio
 from pdvsim.decide.options import DecisionOptions, forewarn_few, own_rate
@@ -22,7 +21,6 @@ from pdvsim.sim.config import Acceptance, Arch, Experiment
 from pdvsim.sim.limits import Gpus, RequestRate, Requests, Share, of
 from pdvsim.sim.models.names import card_name
 from pdvsim.sim.models.presets import pair_name
-from pdvsim.sim.policies import USUAL_ARCHS
 from pdvsim.sim.prices.cards import GPUS
 from pdvsim.sim.relevance import applicable
 from pdvsim.sim.workload.asked import usual_acceptance
@@ -63,7 +61,7 @@ class MapCommand(AnswerCommand, DecisionOptions):
     @property
     def archs(self) -> tuple[Arch, ...]:
         """The architectures that are named, else the default for the number of GPUs."""
-        return FLEET_ARCHS if self.gpus > 1 and self.arch == USUAL_ARCHS else super().archs
+        return self.fleet_archs if self.gpus > 1 else super().archs
 
     def rates(self) -> tuple[float, ...]:
         """Request rates; default for a replayed trace: around its own rate, to three digits."""

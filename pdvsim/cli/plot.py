@@ -39,14 +39,10 @@ class PlotCommand(Command):
     """Custom plot: one row of panels per value of this column."""
     col_by: str | None = None
     """Custom plot: one column of panels per value of this column."""
-    frontier: bool = False
-    """Plot and list the Pareto frontier of results at one load, in --var-x (default: mean_ttft_ms) and --var-y
-    (default: p99_itl_ms)."""
 
     def execute(self) -> int:
         from pdvsim.bench.output import check_folder, picture, save
         from pdvsim.bench.results import load
-        from pdvsim.decide.frontier import find_frontier, frontier_figure
         from pdvsim.view.heatmap import check
         from pdvsim.view.plots import Layout, custom_figure, slug, standing
 
@@ -56,15 +52,7 @@ class PlotCommand(Command):
         given = {"x": self.var_x, "y": self.var_y, "curve": self.curve_by, "row": self.row_by, "column": self.col_by}
         chosen = {name: column.replace("-", "_") for name, column in given.items() if column is not None}
         against, metric = self.against or results.archs[0], self.metric and self.metric.replace("-", "_")
-        if self.frontier:
-            if chosen.keys() - {"x", "y"}:
-                raise ValueError("--frontier can be combined with --var-x and --var-y only")
-            frontier = find_frontier(results.points, **chosen)
-            pictures = iter([("frontier", frontier_figure(frontier, results.configs))])
-            print(frontier)
-            if not all(config["scoring"].get("steady") for config in results.configs):
-                say("pdvsim", "these runs count their start and drain: sweep --steady measures the steady state alone")
-        elif chosen:
+        if chosen:
             axes = Layout(**chosen)
             pictures = iter([(slug(f"{axes.y}-by-{axes.x}"), custom_figure(results, axes))])
         else:

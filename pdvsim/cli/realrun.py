@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from typing import Annotated
 
@@ -42,7 +42,8 @@ class RealrunCommand(RunCommand):
     @cached_property
     def experiment(self) -> Experiment:
         """The experiment; if the models decide acceptance, none is recorded or assumed."""
-        return self.given.experiment(self.given.arch, assumed=self.machine.own_verdict)
+        asked = self.given.experiment(self.given.arch, assumed=self.machine.own_verdict)
+        return asked if self.given.hardware.engine else replace(asked, hardware=self.given.hardware)  # pdvsim's own
 
     @classmethod
     def main(cls, argv: Sequence[str] | None = None, prog: str = "realrun") -> int:

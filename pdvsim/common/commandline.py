@@ -16,7 +16,7 @@ from typing import Any, NoReturn, TypeVar
 
 from pdvsim.common.options import Option, build, by_name, converted, groups_of, kinds_of, options
 from pdvsim.common.spelling import nearest, other_spellings
-from pdvsim.sim.config import DEFAULTS, GROUPS, Acceptance, Experiment
+from pdvsim.sim.config import DEFAULTS, GROUPS, Acceptance, Experiment, Server
 from pdvsim.sim.limits import Of, flag_of, hints_of
 from pdvsim.sim.policies import file_of
 from pdvsim.sim.reading import error_text, read_toml
@@ -122,6 +122,11 @@ def _text(value: Any) -> str:
 def command_line(program: str, experiment: Experiment) -> str:
     """`program` with the flags that run this experiment."""
     flags = list(flags_of(experiment, Experiment(), leave_out=("arch", "pair")))
+    if program != "realrun" and experiment.hardware.serving([experiment.arch]) != experiment.hardware:
+        flags += ["--engine", "pdvsim"]
+    usual_tokens = Server.max_num_batched_tokens  # of pdvsim's engine; another's are its own by default
+    if program != "realrun" and experiment.hardware.engine and experiment.server.max_num_batched_tokens == usual_tokens:
+        flags += ["--max-num-batched-tokens", str(usual_tokens)]
     given, usual = experiment.acceptance, usual_acceptance(experiment.server.pair, experiment.traffic)
     if given == Acceptance() != usual and experiment.has_drafter:  # else the recorded acceptance would be used
         flags += ["--acceptance-rate", f"{given.acceptance_rate:g}"]

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from pdvsim.sim.config import Acceptance, Arch, Experiment, Hardware, Host, Scoring, Server, Traffic
 from pdvsim.sim.core import LOOKED_UP
-from pdvsim.sim.limits import Redefined, Share, check_ranges
+from pdvsim.sim.engines import ENGINES
+from pdvsim.sim.limits import Redefined, Share, Tokens, check_ranges
+from pdvsim.sim.prices.cards import gpu
 from pdvsim.sim.workload.asked import drafter_name, usual_acceptance
 
 PresetName = Literal["pd-verify"]
@@ -39,6 +41,9 @@ class ExperimentOptions:
     acceptance_from: str | None = None
     """Acceptance from a file: vLLM's /metrics, its bench result, or rounds."""
     server: Server = field(default_factory=Server)
+    max_num_batched_tokens: Redefined[Tokens | None] = None
+    """Prompt tokens per forward (the chunk); default: the engine's on this card, as 8192 of vLLM on an H100; pdvsim's:
+    2048."""
     hardware: Hardware = field(default_factory=Hardware)
     host: Host = field(default_factory=Host)
     scoring: Scoring = field(default_factory=Scoring)
@@ -58,9 +63,18 @@ class ExperimentOptions:
 
         `traffic` replaces the given one. With `assumed`, recorded acceptance is not used.
         """
-        traffic = traffic or self.traffic
+        traffic, hardware = traffic or self.traffic, self.hardware.serving({arch, *self.named})
         acceptance = self.acceptance if assumed and self.acceptance_open else self._acceptance(traffic)
-        return Experiment(arch, traffic, acceptance, self.server, self.hardware, self.host, self.scoring)
+        server = self.server
+        if self.max_num_batched_tokens is None:
+            server = replace(server, max_num_batched_tokens=usual_chunk(hardware))
+        return Experiment(arch, traffic, acceptance, server, hardware, self.host, self.scoring)
+
+    @property
+    def named(self) -> tuple[Arch, ...]:
+        """The architectures that the options name, which decide whose engine is predicted."""
+        named = getattr(self, "arch", ())
+        return (named,) if isinstance(named, str) else named
 
     def _acceptance(self, traffic: Traffic) -> Acceptance:
         if self.acceptance_from is None:
@@ -75,6 +89,12 @@ class ExperimentOptions:
                 "a match; give recorded rounds or --acceptance-model"
             )
         return acceptance
+
+
+def usual_chunk(hardware: Hardware) -> int:
+    """Prompt tokens per forward that the engine takes by default."""
+    own = hardware.predicted_engine == "pdvsim" or hardware.profile
+    return Server.max_num_batched_tokens if own else ENGINES[hardware.predicted_engine].chunk(gpu(hardware.gpu))
 
 
 def preset_settings(name: PresetName, given: Mapping[str, Any], known: Collection[str]) -> dict[str, Any]:

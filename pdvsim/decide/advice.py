@@ -70,7 +70,6 @@ class Advice(Answer):
     contest: Contest | None = None  # among the finalists that can be chosen
     recommended: Experiment | None = None
     flips: list[surroundings.Flips] = field(default_factory=list)
-    alone: tuple[Contest, Interval | None] | None = None  # at concurrency 1
     break_even: surroundings.BreakEven | None = None
     capacity: Capacities | None = None  # of the recommendation and of plain decoding
     deployment: list[Block] = field(default_factory=list)  # commands to start it
@@ -231,7 +230,7 @@ class Advice(Answer):
 
     def _decided(self, best: Experiment, contest: Contest, expected: dict[str, Interval]) -> dict[str, Any]:
         """The document's part on the recommendation and its neighbourhood."""
-        ask, rows, alone = self.question, self.rows, self.alone
+        ask, rows = self.question, self.rows
         holds = {who: self.holds(who) for who in ("recommended", "plain")}
         return {
             "recommendation": {
@@ -259,7 +258,6 @@ class Advice(Answer):
             **({"refused": self.refused} if self.refused else {}),
             "flips": [flips.document() for flips in self.flips],
             "failure_modes": {
-                "one_request_at_a_time": alone and {"e2el_ms": alone[0].document(), "speculation_gain": alone[1]},
                 "break_even_acceptance": self.break_even and asdict(self.break_even),
                 "kv_cache": self.memory(best),
                 "capacity": self.capacity and self.capacity.summary(),
@@ -305,7 +303,7 @@ class Advice(Answer):
         """What to start, what it gains and costs, whether it meets the levels, and what makes that uncertain."""
         ask, goal, contest = self.question, self.question.goal, self.contest
         assert contest is not None
-        lines = [f"Start {served_as_text(best, ask.gpus)} {self._speculation(best)}.", self._figures(best)]
+        lines = [f"Start {served_as_text(best, ask.gpus)} {self._speculation(best)}.", *self._figures(best)]
         model = ask.base.pair.target.name if ask.drafters else ask.base.server.pair
         lines += [f"{ask.described(best)}, for {model} at {load_words(ask.base.traffic)}"]
         lines += self._without_drafts(best, contest)
@@ -327,14 +325,15 @@ class Advice(Answer):
             return "without speculation"
         return f"and speculate with {drafter_name(best.server.pair)}, {drafts_text(best)}"
 
-    def _figures(self, best: Experiment) -> str:
+    def _figures(self, best: Experiment) -> list[str]:
         """TPOT, the rate held and the KV cache, each with that of plain decoding where it was compared."""
         plain, held = self.plain, self.holds("recommended")
         drafts = best.speculates and plain is not None
         tpot = ranged_of(best, self.rows, "mean_tpot_ms")
-        parts = []
+        parts, notes = [], list[str]()
         if not math.isnan(tpot.mean):
             mean = interval(row["mean_tpot_ms"] for row in self.finals[plain]).mean if plain else math.nan
+            notes = gain_note(best, [mean / tpot.mean] if drafts else [])
             parts.append(f"TPOT {tpot.text('ms')}" + (f" instead of {mean:.1f} without drafts" if drafts else ""))
         if held is not None and held.mean:
             other = self.holds("plain")
@@ -347,7 +346,7 @@ class Advice(Answer):
             )
         else:
             parts.append(f"its KV cache holds {whole:,} tokens")
-        return "; ".join(parts) + "."
+        return ["; ".join(parts) + ".", *notes]
 
     def _without_drafts(self, best: Experiment, contest: Contest) -> list[str]:
         """A note that drafts do not pay, if some were compared and the recommendation has none."""
@@ -516,9 +515,6 @@ class Advice(Answer):
         name, lines = self.question.name(best), [line for flips in self.flips for line in flips.lines]
         if self.break_even is not None:
             lines.append(f"poor speculation: {self.break_even.text(name)}")
-        if self.alone is not None:
-            drafts, gains = self._drafting or best, [self.alone[1].mean] if self.alone[1] is not None else []
-            lines += [f"low concurrency: {_alone_text(name, *self.alone)}", *gain_note(drafts, gains)]
         peak, whole = self.memory(best).values()
         lines.append(f"KV cache: at most {peak / whole:.0%} in use ({peak} of {whole} tokens)")
         return [*lines, *self._saturation(best), *(f"not tested (raise --budget): {what}" for what in self.left_out)]
@@ -556,15 +552,3 @@ class Advice(Answer):
             f"{len(self.finals)} finalists: {seeds} seeds of {runs}; the search used other seeds",
             *measure_notes(self.compared.values()),
         ]
-
-
-def _alone_text(best: str, e2el_ms: Contest, gain: Interval | None) -> str:
-    """The recommendation of this name against the other finalists at concurrency 1."""
-    text = f"at concurrency 1 E2EL is {cell(e2el_ms.values[best], 0)} ms"
-    alike = [name for name in e2el_ms.tied if name != best]
-    if best in e2el_ms.tied:
-        text += ", the lowest of the finalists" + (f" (tied with {', '.join(alike)})" if alike else "")
-    else:
-        lowest = cell(e2el_ms.values[e2el_ms.best], 0)
-        text += f"; {e2el_ms.best} is at {lowest} ms ({e2el_ms.leads[best].mean:.1%} lower)"
-    return text if gain is None else f"{text}; drafting is {cell(gain)} times as fast as plain decoding"

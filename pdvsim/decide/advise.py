@@ -140,9 +140,6 @@ def _surroundings(advice: Advice, bench: Bench) -> None:
             if advice.capacity.interrupted:
                 raise KeyboardInterrupt
 
-    def alone() -> None:
-        advice.alone = surroundings.alone(rivalry, bench)
-
     def load_flips() -> None:
         places = [here * x if axis == "load" else float(max(1, round(here * x))) for x in LOADS[axis]]
         if advice.held_rate is not None:  # beyond it nothing is recommended
@@ -156,7 +153,7 @@ def _surroundings(advice: Advice, bench: Bench) -> None:
             given = best.acceptance.acceptance_rate
             advice.flips.append(find_flips("acceptance", given, ACCEPTANCES, at_acceptance, rivalry, bench))
 
-    steps = {"distance to capacity": capacity, "break-even": break_even, "one request at a time": alone}
+    steps = {"distance to capacity": capacity, "break-even": break_even}
     steps |= {"flips with the load": load_flips, "flips with acceptance": acceptance_flips} if rivals else {}
     each = max(FLIP_RUNS, ask.budget // 10)
     for what, step in steps.items():

@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pdvsim.bench.stats import Interval, interval
-from pdvsim.decide.draft_table import HOLD, PLAIN, Border, DraftQuestion, DraftTable, SizeAndLength, Tier
+from pdvsim.decide.draft_table import PLAIN, Border, DraftQuestion, DraftTable, SizeAndLength, Tier
 from pdvsim.decide.edge import Bracketing, Edge, Ends, find_edge, first_where, lockstep
 from pdvsim.decide.formula import JOINING_ROUNDS, RATES, SAMPLED_REQUESTS, Formula
 from pdvsim.decide.runs import Bench, at_acceptance
@@ -245,21 +245,21 @@ def _borders(table: DraftTable, bench: Bench) -> list[Border]:
         near = min(both, key=lambda rows: abs(math.log(rows / right.first)), default=None)
         if near is not None and _near(near, right.first):
             places.append((right.first, near, left.k, right.k))
-    loops = [_served(table, at, hold) for _, at, *_ in places for hold in (0.0, HOLD)]
+    loops = [_served(table, at) for _, at, *_ in places]
     bench.rows([run for runs in loops for run in runs])
     speeds = [interval(float(row["output_throughput"]) for row in bench.known(runs) or ()).mean for runs in loops]
     crossed = []
-    for (first, at, before, after), jumping, held in zip(places, speeds[::2], speeds[1::2], strict=True):
+    for (first, at, before, after), served in zip(places, speeds, strict=True):
         better = max(known[at, before].mean, known[at, after].mean)
-        crossed.append(Border(first, at, before, after, 1 - jumping / better, 1 - held / better))
+        crossed.append(Border(first, at, before, after, 1 - served / better))
     return crossed
 
 
-def _served(table: DraftTable, rows: int, hold: float) -> list[Experiment]:
+def _served(table: DraftTable, rows: int) -> list[Experiment]:
     """Replications of a closed loop of `rows` requests, with the table in service."""
     tiers = tuple(f"{tier.first}:{tier.k}" for tier in table.tiers)
     usual = table.question.loops(rows, Server.num_speculative_tokens)
-    server = replace(usual[0].server, controller="table", num_speculative_tokens_per_batch_size=tiers, table_hold=hold)
+    server = replace(usual[0].server, controller="table", num_speculative_tokens_per_batch_size=tiers)
     return [replace(one, server=server) for one in usual]
 
 

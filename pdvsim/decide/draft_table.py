@@ -30,8 +30,6 @@ from pdvsim.view.table import rows_table
 SIZES = Range(1, 4096)
 USUAL_LENGTH = 4
 LEAST_SHOWN_SHARE = 0.0005
-HOLD = 0.1  # share of its batch size by which a batch must be beyond a border
-WORTH = 0.002  # saving from which a hysteresis is recommended
 PLAIN = -1  # in place of a draft length: a server without a drafter
 
 SizeAndLength = tuple[int, int]  # batch size, and draft length or PLAIN
@@ -136,7 +134,6 @@ class Border:
     before: int
     after: int
     lost: float  # against the better of both lengths
-    lost_held: float  # the same with a hysteresis of HOLD
 
 
 @dataclass(repr=False)
@@ -290,19 +287,11 @@ def _notes(table: DraftTable) -> list[str]:
 
 
 def border_notes(crossed: Sequence[Border]) -> list[str]:
-    """The cost of crossing borders, and the hysteresis that would save it."""
+    """The cost of crossing the worst border."""
     if not crossed:
         return []
     worst = max(crossed, key=lambda border: border.lost)
-    notes = [
+    return [
         f"vLLM looks k up in every step, prefills counted: at the border of batch {worst.first} (k={worst.before} to "
         f"{worst.after}) that costs {max(0.0, worst.lost):.1%} against the better of both lengths"
     ]
-    for border in crossed:
-        saved, grown, fallen = border.lost - border.lost_held, border.first * (1 + HOLD), border.first * (1 - HOLD)
-        if saved > WORTH:
-            notes.append(
-                f"a hysteresis at batch {border.first} would save {saved:.1%}: k={border.after} from batch "
-                f"{math.ceil(grown)} on, and k={border.before} again below {math.ceil(fallen)} (no engine has one)"
-            )
-    return notes

@@ -16,10 +16,10 @@ import json
 import math
 from collections.abc import Container, Sequence
 from importlib.resources import files
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from pdvsim.bench.pool import Row
-from pdvsim.bench.stats import interval
+from pdvsim.bench.stats import Interval, interval
 from pdvsim.sim.assembly import ServerParts, link_of, profile_of
 from pdvsim.sim.config import Experiment, Hardware
 from pdvsim.sim.prices.composed import ComposedProfile
@@ -85,15 +85,30 @@ def lead_error(experiment: Experiment, metric: str) -> float:
     return max(off, *(known.bar(model) for model in (pair.draft, pair.target)))
 
 
+def held_out_gains(experiment: Experiment) -> dict[str, Any] | None:
+    """How far off the gains of such drafts were on held-out pairs of its engine; None if they were not measured."""
+    known = json.loads((files("pdvsim.calibration") / "data" / "speculation" / "ratios.json").read_text("utf-8"))
+    name = f"{experiment.hardware.predicted_engine} {experiment.server.drafted_by}"
+    return {"name": name, **known[name]} if name in known else None
+
+
+def gain_ranged(experiment: Experiment, gain: Interval) -> Ranged:
+    """The range of a gain by drafting: over seeds, and by held-out pairs, else by the error of leads."""
+    known, off = held_out_gains(experiment), lead_error(experiment, "output_throughput")
+    low, high = (1 - off, 1 + off) if known is None else known["ratio_range"]
+    seeds = 0.0 if math.isnan(gain.half_width) else gain.half_width / gain.mean
+    down, up = (math.hypot(seeds, max(0.0, math.log(end))) for end in (high, 1 / low))
+    return Ranged(gain.mean, gain.mean * math.exp(-down), gain.mean * math.exp(up))
+
+
 def gain_note(experiment: Experiment, gains: Sequence[float]) -> list[str]:
     """How far off such gains by drafting were on held-out pairs of its engine, as a line; none if not measured."""
-    held_out = json.loads((files("pdvsim.calibration") / "data" / "speculation" / "ratios.json").read_text("utf-8"))
-    name = f"{experiment.hardware.predicted_engine} {experiment.server.drafted_by}"
-    if not gains or name not in held_out:
+    known = held_out_gains(experiment)
+    if not gains or known is None:
         return []
-    low, high = held_out[name]["ratio_range"]
+    low, high = known["ratio_range"]
     doubt = "; the sign is not certain" if any(low <= gain <= high for gain in gains) else ""
-    pairs = f"{held_out[name]['pairs']} held-out pairs of servers ({name})"
+    pairs = f"{known['pairs']} held-out pairs of servers ({known['name']})"
     return [f"gains by drafting, predicted over measured: {low:.2f} to {high:.2f} in 90% of {pairs}{doubt}"]
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -16,11 +16,12 @@ from pdvsim.decide.goal import NAMES, Goal, level_title
 from pdvsim.decide.grid import place_text
 from pdvsim.decide.report import gpus_text
 from pdvsim.decide.runs import load_words
+from pdvsim.decide.speedup import Drafting, Speedup, measured_pairs
 from pdvsim.decide.surroundings import Flips
 from pdvsim.decide.winners import WinnerMap, confidence_text
 from pdvsim.sim.config import Experiment
 from pdvsim.sim.policies import policy_of
-from pdvsim.view.charts import DASHES, Bar, Chart, Curve
+from pdvsim.view.charts import DASHES, Bar, Chart, Curve, curves_named
 from pdvsim.view.figure import chart_figure, new_figure, styled, titled
 from pdvsim.view.forest import forest_figure
 from pdvsim.view.setting import points_line, run_seeds, setting_line
@@ -233,3 +234,36 @@ def _colour(candidate: Experiment) -> str:
     policy, hardware = policy_of(candidate.arch), candidate.hardware
     single = (candidate.arch in ("pd", "pdv") or policy.in_steps()) and candidate.gpus == 1
     return paler(arch_colour(candidate.arch), 0.45 if single and not hardware.place else 0.0)
+
+
+def speedup_pictures(answer: Speedup) -> dict[str, Figure]:
+    """The gains, if any pair of runs has finished."""
+    return {"Gains": speedup_figure(answer)} if answer.gains else {}
+
+
+def speedup_figure(answer: Speedup) -> Figure:
+    """Gains over concurrency: a panel per drafter, a curve per draft length, and what was measured of this model."""
+    ask = answer.question
+    loads, measured = sorted(ask.concurrency), measured_pairs([ask.server(name) for name in ask.options])
+    charts = []
+    for drafter in dict.fromkeys(name.drafter for name in ask.options):
+        curves, best = [], max(ask.lengths, key=lambda k: answer.mean_gain(Drafting(drafter, k)))
+        for style, k in zip(curves_named([f"k={k}" for k in ask.lengths]), ask.lengths, strict=True):
+            known = [(load, gain) for load in loads if (gain := answer.ranged(Drafting(drafter, k), load))]
+            at, gains = [load for load, _ in known], [gain for _, gain in known]
+            band = {"low": [gain.low for gain in gains], "high": [gain.high for gain in gains]} if k == best else {}
+            full = [False] * len(at)
+            curves.append(replace(style, x=at, y=[gain.mean for gain in gains], hollow=full, **band))
+            points = sorted((p.drafted.concurrency, p.speedup) for p in measured[Drafting(drafter, k)])
+            x, y = [x for x, _ in points], [y for _, y in points]
+            curves += [replace(style, name="", x=x, y=y, hollow=[True] * len(x), dash="none")] if points else []
+        charts.append(
+            Chart(drafter, "Times as fast as plain decoding", "Concurrent requests", curves, log_x=True, free=True,
+                  ticks=[(load, f"{load:g}") for load in loads], levels=[1.0])
+        )  # fmt: skip
+    note = setting_line(asdict(ask.base), "closed loops", run_seeds(ask.base.traffic.seed, ask.num_runs), drafts="",
+                        pair=ask.base.pair.target.name, acceptance="")  # fmt: skip
+    note += " Band, of the best draft length: errors of seeds and of the model."
+    if any(measured.values()):
+        note += " Hollow: servers of this model and engine that were measured, with their own lengths and acceptance."
+    return chart_figure([charts], f"{note} Simulated, profile {answer.rows[0]['profile']}.", inches=(5.2, 4.2))

@@ -29,6 +29,7 @@ from pdvsim.sim.config import RANKED, SHARDED, Acceptance, Arch, Experiment, Har
 from pdvsim.sim.core import DrafterKind
 from pdvsim.sim.models.presets import CannotShard, can_load, drafted_by
 from pdvsim.sim.policies import archs_where, policy_of
+from pdvsim.sim.prices.options import SERVED
 from pdvsim.sim.workload.asked import drafter_name, usual_acceptance
 
 ARCHS: tuple[Arch, ...] = ("autoregressive", "colocated", "pd", "pdv", "pdv-ahead")  # if none is named
@@ -183,7 +184,7 @@ def _layouts(base: Experiment, arch: Arch, gpus: int, alone: bool, splits: int) 
         count = gpus // server
         return replace(hardware, replicas=count, router=router) if count > 1 else hardware
 
-    if policy.least_gpus == 1:
+    if policy.least_gpus == 1 and (arch in SERVED or given.predicted_engine == "pdvsim"):
         if alone:
             yield given
         yield shared(1, given)

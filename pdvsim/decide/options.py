@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 
 from pdvsim.common.console import say
 from pdvsim.common.presets import ExperimentOptions
+from pdvsim.decide.fleet import ARCHS as FLEET_ARCHS
 from pdvsim.decide.goal import ATTAINMENT, Goal, Objective
 from pdvsim.decide.race import LEAST_SEEDS
 from pdvsim.decide.report import plural
@@ -80,8 +81,8 @@ class DecisionOptions(VariedOptions):
     without: ClassVar[tuple[str, ...]] = ("max_concurrency", "warmup_requests", "steady", "band", "detailed")
 
     arch: tuple[Arch, ...] = USUAL_ARCHS
-    """Serving architectures to compare; default: autoregressive and colocated, and with pdvsim's own engine, the only
-    one that has lanes, pd and pdv."""
+    """Serving architectures to compare; default: autoregressive and colocated, which engines serve, and with --engine
+    pdvsim, the only one that has lanes, pd and pdv."""
     attainment: LeastShare = ATTAINMENT
     """Share of the requests that must meet every --goodput level."""
     num_runs: NumRuns = 5
@@ -110,9 +111,16 @@ class DecisionOptions(VariedOptions):
     @property
     def archs(self) -> tuple[Arch, ...]:
         """The architectures that are named, else those that the engine can serve on one GPU."""
-        if self.arch == USUAL_ARCHS and self.hardware.predicted_engine != "pdvsim":
-            return USUAL_ARCHS[:2]
-        return self.arch
+        return self.named or (USUAL_ARCHS if self.hardware.is_own else USUAL_ARCHS[:2])
+
+    @property
+    def named(self) -> tuple[Arch, ...]:
+        return () if self.arch == USUAL_ARCHS else self.arch
+
+    @property
+    def fleet_archs(self) -> tuple[Arch, ...]:
+        """The architectures on several GPUs: other engines than pdvsim's can also prefill apart."""
+        return self.named or (FLEET_ARCHS if self.hardware.is_own else (*USUAL_ARCHS[:2], "pd"))
 
     def replays(self, closed_loop: bool = False) -> bool:
         """Whether arrivals are the file's: as given, else if it has any and no option makes others."""

@@ -8,7 +8,7 @@ Before a challenger counts, both are tuned at that place and run again. If a few
 challenger (`race.enough`), and the recommendation meets the goal in all of them, the remaining seeds are skipped. Where
 the decision changed, the place is narrowed between the given one and the last (`find_edge`).
 
-Failure modes are low concurrency, poor acceptance, a full KV cache and a load near capacity. Not covered: a decision
+Failure modes are poor acceptance, a full KV cache and a load near capacity. Not covered: a decision
 that changes and changes back before the last place, what pdvsim does not model (docs/model.md), and changes in the
 lengths or burstiness of the traffic.
 """
@@ -27,9 +27,8 @@ from pdvsim.decide.capacity import Capacities, Plan
 from pdvsim.decide.capacity_search import find_capacities
 from pdvsim.decide.edge import Ends, edge_of, find_edge, lockstep
 from pdvsim.decide.formula import break_even_rate
-from pdvsim.decide.goal import Goal
-from pdvsim.decide.race import Contest, contest_of, race
-from pdvsim.decide.runs import Bench, Spent, at_acceptance, at_rate, load_axis, replications, shortened
+from pdvsim.decide.race import race
+from pdvsim.decide.runs import Bench, Spent, at_acceptance, load_axis, replications, shortened
 from pdvsim.decide.space import with_best_length
 from pdvsim.decide.tune import Search, formula_sized, tuned
 from pdvsim.sim.config import Acceptance, Experiment
@@ -40,7 +39,6 @@ from pdvsim.sim.workload.acceptance import expected_tokens
 
 EDGE_CELLS = 8  # an edge is found to this share of the distance between two places
 RUN_SHARE = 0.3  # of what a final run measures
-ALONE_PROMPTS = 25
 RATE_CELLS = 32
 RATE_STEPS = 100  # resolution of an equivalent rate
 FEW_RUNS = 3  # replications per step of a search
@@ -216,28 +214,6 @@ def find_flips(axis: str, here: float, places: Sequence[float], move: Move, riva
     except Spent:
         flips.spent = True
     return flips
-
-
-def alone(rivalry: Rivalry, bench: Bench) -> tuple[Contest, Interval | None]:
-    """Mean end-to-end latency of all finalists at concurrency 1.
-
-    Also how many times as fast as plain decoding the recommendation is, if it drafts and plain decoding is a finalist.
-    """
-    finalists = {name: _alone(candidate) for name, candidate in rivalry.finalists.items()}
-    rows = bench.replicated(finalists, rivalry.num_runs)
-    e2el = contest_of(rows, Goal("e2el"), finalists, rivalry.search.indifference)
-    plain = next((rows[name] for name, c in finalists.items() if c.arch == "autoregressive"), None)
-    if plain is None or not rivalry.recommended.speculates:
-        return e2el, None
-    pairs = zip(plain, rows[rivalry.best], strict=True)
-    return e2el, interval(theirs["mean_tpot_ms"] / mine["mean_tpot_ms"] for theirs, mine in pairs)
-
-
-def _alone(candidate: Experiment) -> Experiment:
-    few = min(candidate.traffic.num_prompts, ALONE_PROMPTS)
-    traffic = replace(at_rate(candidate, math.inf).traffic, max_concurrency=1, num_prompts=few)
-    scoring = replace(candidate.scoring, steady=False, warmup_requests=0)  # each request finds the server idle
-    return replace(candidate, traffic=traffic, scoring=scoring)
 
 
 @dataclass(frozen=True)

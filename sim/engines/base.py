@@ -13,14 +13,16 @@ from dataclasses import replace
 from itertools import takewhile
 from typing import Any, NamedTuple
 
-from pdvsim.sim.config import Experiment
+from pdvsim.sim.config import Experiment, Server
 from pdvsim.sim.core import DrafterKind, ServingEngine
 from pdvsim.sim.engines.served import Block, Served, as_served, is_fp8
 from pdvsim.sim.models.presets import NVFP4, bits_of
+from pdvsim.sim.models.specs import GpuSpec
 from pdvsim.sim.prices.links import NODE
 from pdvsim.sim.prices.options import Hardware, Padding
 from pdvsim.sim.prices.steps import EngineError, EngineStep, GraphSizes
 
+GIB = 2**30
 SIDES = ("the engines that prefill", "the engines that decode")
 
 
@@ -70,6 +72,10 @@ class InferenceEngine:
         """Whether steps can be scheduled so with a kind of drafter, and the price of it is known."""
         era = self.era(version)
         return era.step.sync_s > 0 and not (asynchronous and kind in era.synchronous)
+
+    def chunk(self, card: GpuSpec) -> int:
+        """Prompt tokens of a step by default."""
+        return Server.max_num_batched_tokens
 
     def error(self, card: str) -> EngineError | None:
         """The errors of predictions on a card; of all cards where few servers were measured on this one."""

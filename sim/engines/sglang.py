@@ -20,6 +20,7 @@ from typing import Any
 
 from pdvsim.sim.config import Experiment
 from pdvsim.sim.engines.base import (
+    GIB,
     Era,
     InferenceEngine,
     counted,
@@ -30,9 +31,11 @@ from pdvsim.sim.engines.base import (
     transfer_notes,
 )
 from pdvsim.sim.engines.served import Block, Served, checkpoint, drafter_checkpoint, is_fp8, unknown_head
+from pdvsim.sim.models.specs import GpuSpec
 from pdvsim.sim.prices.options import Hardware
 from pdvsim.sim.prices.steps import EngineError, EngineStep, GraphSizes
 
+CHUNKS = ((35, 2048), (60, 4096), (160, 8192), (float("inf"), 16384))  # below so many GiB of memory
 NEWEST = EngineStep(
     step_s=0.0012, row_s=1.74e-05, layer_s=3e-06, kernels=0.95, prompts=1.05, reduces=1.6, quantised_s=1.2e-05,
     experts=0.8, expert_prompts=1.9, request_s=0.03, prompt_token_s=6e-06, round_s=0.0014, latent_s=4e-05,
@@ -78,6 +81,10 @@ class Sglang(InferenceEngine):
     separate_prefill = sends_first_token = True
     waiting_weight = None
     eras, errors = ERAS, ERRORS
+
+    def chunk(self, card: GpuSpec) -> int:
+        """By memory (server_args.py): of an A100 or H100 8192, of a B200 16384."""
+        return next(tokens for gib, tokens in CHUNKS if card.memory_bytes < gib * GIB)
 
     def commands(self, served: Served) -> list[Block]:
         """The SGLang server, and the configuration file of its adaptive speculation."""

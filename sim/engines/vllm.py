@@ -33,6 +33,7 @@ from typing import Any
 from pdvsim.sim.config import Experiment
 from pdvsim.sim.core import LOOKED_UP, DrafterKind
 from pdvsim.sim.engines.base import (
+    GIB,
     Era,
     InferenceEngine,
     counted,
@@ -43,6 +44,7 @@ from pdvsim.sim.engines.base import (
     transfer_notes,
 )
 from pdvsim.sim.engines.served import Block, Served, checkpoint, drafter_checkpoint, is_fp8, unknown_head
+from pdvsim.sim.models.specs import GpuSpec
 from pdvsim.sim.policies.options import Server
 from pdvsim.sim.prices.options import Hardware
 from pdvsim.sim.prices.steps import EngineError, EngineStep, GraphSizes
@@ -83,7 +85,6 @@ UNLIKE_VOCABULARIES = "0.25.0"
 ADAPTIVE_VERIFICATION = "0.32.0"  # of drafters without a confidence head (pull request 52228)
 METHODS = {"model": "draft_model", "pard": "draft_model", "p-eagle": "eagle3"}  # if not named as the drafter
 LOOKUP = (3, 5)  # tokens of an n-gram that must agree, and that are compared; as in realrun.ngram
-GIB = 2**30
 COMPRESSED_BLOCK = 256  # tokens: what InferenceX's scripts give vLLM for DeepSeek-V4, as vLLM's recipes do
 ROLES, PORTS = ("kv_producer", "kv_consumer"), (8100, 8200)
 
@@ -98,6 +99,10 @@ class Vllm(InferenceEngine):
     at_0 = "at k=0 vLLM still runs the drafter, to keep its KV cache complete (vLLM issue 49548)"
     waiting_weight = 4  # the rank with the least sum of running and four times waiting requests
     eras, errors = ERAS, ERRORS
+
+    def chunk(self, card: GpuSpec) -> int:
+        """More on large cards but the A100, where it reduces throughput (arg_utils.py, pull request 17885)."""
+        return 8192 if card.memory_bytes >= 70 * GIB and not card.name.startswith("a100") else 2048
 
     def commands(self, served: Served) -> list[Block]:
         """The vLLM server."""

@@ -7,9 +7,11 @@ several batches may be under way concurrently.
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections import deque
 from collections.abc import Callable, Sequence
 from math import ceil, inf, log2, sqrt
+from operator import itemgetter
 
 from pdvsim.sim.core import Chunk, Request
 from pdvsim.sim.machine.batch import Batch
@@ -106,14 +108,12 @@ class ByBatchSize(Controller):
     """The draft length of a table by batch size, as vLLM applies it (`num_speculative_tokens_per_batch_size`).
 
     A batch counts all requests of a step, prefills included. At k=0 the drafter still drafts one token, which keeps its
-    KV cache complete, and nothing is verified (vLLM issue 49548). With `table_hold` a length is kept until the batch is
-    so much beyond the border, which no engine does.
+    KV cache complete, and nothing is verified (vLLM issue 49548).
     """
 
     def __init__(self, settings: Server) -> None:
         super().__init__(settings)
-        self.tiers, self.hold = settings.draft_table, settings.table_hold
-        self._at = 0
+        self.tiers = settings.draft_table
         self._use(self.k)
 
     @property
@@ -125,11 +125,8 @@ class ByBatchSize(Controller):
 
     def draft_length(self, rows: Batch, queue_depth: int, now_s: float) -> int:
         tiers = self.tiers
-        while self._at + 1 < len(tiers) and self.scheduled >= tiers[self._at + 1][0] * (1 + self.hold):
-            self._at += 1
-        while self._at and self.scheduled < tiers[self._at][0] * (1 - self.hold):
-            self._at -= 1
-        self._use(tiers[self._at][1])
+        at = bisect_right(tiers, self.scheduled, key=itemgetter(0))
+        self._use(tiers[max(0, at - 1)][1])
         return max(1, self.k)
 
     def select(self, rows: Batch, chunks: Sequence[Chunk]) -> None:

@@ -50,7 +50,6 @@ class Server:
     num_speculative_tokens_per_batch_size: Annotated[tuple[str, ...], of(controller="table")] = ()
     """First batch sizes with their draft lengths, e.g. 1:4 16:2 64:0; pdvsim draft-table finds them. A batch
     counts all requests of a step, prefills included. At k=0 the drafter still runs."""
-    table_hold: Internal[PartialShare] = 0.0  # table: share of a border's batch size by which a batch must be beyond it
     adaptive_verification_profile_context_len: Annotated[int, Range(0, MAX_TOKENS), ADAPTIVE] = 8192
     """Context per request of the planned step costs, as in vLLM. 0: the context and requests of each step."""
     # adaptive-verification: noise of a signal that is 1 for a draft token that will be accepted, else 0; 0: an oracle;

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
 from typing import Annotated, Literal, get_args
 
 from pdvsim.sim.core import Contention, ServingEngine
@@ -42,8 +43,7 @@ HOSTS: dict[HostKind, dict[str, float]] = {  # what each sets of `Host`
     "python-threads": {"notify_s": 50e-6},
 }
 
-# whose default engine is vLLM; the H200 has pdvsim's, measured
-VLLM_CARDS = ("a100-80gb", "h100-sxm", "b200", "b300", "gb200", "gb300", "l40s")
+SERVED = frozenset({"autoregressive", "colocated"})  # architectures that engines other than pdvsim's serve on one GPU
 MOST_GPUS = 8  # of one server that lanes are placed on
 MOST_GROUPS = 64  # of each kind in a disaggregated server
 
@@ -62,8 +62,8 @@ class Hardware:
     engine: str | None = None
     """Serving engine whose forward and step times are predicted: pdvsim (the engine of realrun), vllm, sglang or trtllm
     (from their kernels, see pdvsim profile --list), or one version of these, as vllm==0.22.1. Default: the one that
-    --machine was fitted for; else vllm on cards that it has a profile of, but pdvsim on the H200, on all others, and
-    with --profile."""
+    --machine was fitted for, and pdvsim with --profile; else, on every card, vllm where it serves all architectures
+    that are asked for (autoregressive, colocated, --disaggregate), and pdvsim where one has lanes."""
     band: bool = True
     """Report no error ranges. They are from comparable real runs or, where forward times are predicted, from
     simulations at the ends of their error bar."""
@@ -172,15 +172,20 @@ class Hardware:
 
     @property
     def predicted_engine(self) -> ServingEngine:
-        """The engine whose times are predicted; of several cards, that of the usual one."""
-        return self.engine_on(self.gpu)
+        """The engine whose times are predicted."""
+        return (self.engine or "pdvsim").partition("==")[0]  # type: ignore[return-value]
 
-    def engine_on(self, card: str) -> ServingEngine:
-        """The engine whose times are predicted on a card."""
-        if self.engine is not None:
-            return self.engine.partition("==")[0]  # type: ignore[return-value]
-        own = self.profile is not None or self.machine is not None
-        return "vllm" if card in VLLM_CARDS and not own else "pdvsim"
+    @property
+    def is_own(self) -> bool:
+        """Whether pdvsim's engine is asked for, by its name or by what was measured of it."""
+        return self.engine == "pdvsim" or (self.engine is None and bool(self.profile or self.machine))
+
+    def serving(self, archs: Iterable[str]) -> Hardware:
+        """With the engine whose figures a question about these architectures has, whatever the card; None: pdvsim's."""
+        if self.engine is not None or self.is_own:
+            return replace(self, engine=None) if self.engine == "pdvsim" and self.machine is None else self
+        served = self.disaggregate is not None or SERVED.issuperset(archs)
+        return replace(self, engine="vllm") if served else self
 
     @property
     def engine_version(self) -> str:

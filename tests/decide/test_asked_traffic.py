@@ -96,7 +96,9 @@ def test_a_load_of_each_kind_is_moved_on_its_own_axis() -> None:
 
 def test_on_several_gpus_everyone_who_can_draft_competes() -> None:
     options = {"pair": "llama-3.1-8b", "gpus": 2, "request_rate": 4}
-    question = build(AdviseCommand, options).question()
+    served, question = (build(AdviseCommand, options | more).question() for more in ({}, {"engine": "pdvsim"}))
+    archs = {fleet.name.removeprefix("2x ").split()[0] for fleet in served.fleets}
+    assert archs == {"autoregressive", "colocated", "pd"}, "what vLLM can serve"
     names = {fleet.name for fleet in question.fleets}
     assert {"2x autoregressive", "autoregressive tp2", "2x colocated with eagle3", "colocated tp2 with ngram"} <= names
     assert "pdv-ahead on 1+1 with llama-3.2-1b" in names

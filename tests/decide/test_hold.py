@@ -16,7 +16,8 @@ from pdvsim.sim.metrics.summary import summarise
 from pdvsim.sim.run import simulate
 
 FIXED: dict[str, Any] = {
-    "arch": ["colocated"], "num_runs": 1, "tolerance": 0.1, "controller": "fixed", "max_num_batched_tokens": 2048,
+    "arch": ["colocated"], "engine": "pdvsim", "num_runs": 1, "tolerance": 0.1, "controller": "fixed",
+    "max_num_batched_tokens": 2048,
     "goodput": ["ttft:500", "tpot:50"],
 }  # fmt: skip
 CASES: dict[str, dict[str, Any]] = {
@@ -68,7 +69,7 @@ def test_a_sized_run_is_long_enough_for_its_own_figures() -> None:
 
 def test_conversations_of_a_closed_loop_are_all_there() -> None:
     """64 users of ten turns: one draft token gives more than two; in 256 requests it was the reverse."""
-    talks: dict[str, Any] = {"max_concurrency": 64, "num_turns": 10, "arch": "colocated", "steady": True}
+    talks: dict[str, Any] = {"engine": "pdvsim", "max_concurrency": 64, "num_turns": 10, "arch": "colocated", "steady": True}
     short = {k: pdvsim.run(**talks, num_speculative_tokens=k).metrics["output_throughput"] for k in (1, 2)}
     long = {
         k: pdvsim.run(**talks, num_speculative_tokens=k, num_prompts=4000, seed=5).metrics["output_throughput"]

@@ -75,14 +75,6 @@ def test_the_length_is_looked_up_in_every_step() -> None:
     ]  # fmt: skip
 
 
-def test_a_hysteresis_keeps_a_length_until_well_past_the_border() -> None:
-    controller = ByBatchSize(served(tiers="1:4 20:2", table_hold=0.1).server)
-    lengths = []
-    for controller.scheduled in (19, 20, 21, 22, 20, 19, 18, 17, 21):
-        lengths.append(controller.draft_length(Batch(), 0, 0.0))
-    assert lengths == [4, 4, 4, 2, 2, 2, 2, 4, 4]
-
-
 def test_a_jump_to_0_costs_far_more_than_one_to_the_next_length() -> None:
     """Issue 49548: at the border throughput falls below that of both a longer draft and plain decoding."""
 
@@ -92,6 +84,4 @@ def test_a_jump_to_0_costs_far_more_than_one_to_the_next_length() -> None:
 
     longer, shorter, plain = (speed(num_speculative_tokens=k) for k in (2, 1, 0))
     assert speed(tiers="1:2 23:1") > 0.97 * max(longer, shorter)
-    jumping = speed(tiers="1:2 23:0")
-    assert jumping < 0.95 * min(longer, plain)
-    assert speed(tiers="1:2 23:0", table_hold=0.1) > 1.05 * jumping
+    assert speed(tiers="1:2 23:0") < 0.95 * min(longer, plain)

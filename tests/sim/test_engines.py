@@ -9,6 +9,8 @@ import numpy as np
 import pytest
 
 from pdvsim.bench.band import ends, spanned
+from pdvsim.cli.run import AskedExperiment
+from pdvsim.common.options import build
 from pdvsim.decide.deploy import deployment
 from pdvsim.decide.error import lead_error
 from pdvsim.sim.assembly import covering_profile
@@ -16,6 +18,8 @@ from pdvsim.sim.config import Experiment, Hardware, Server, Traffic
 from pdvsim.sim.core import KINDS
 from pdvsim.sim.engines import ENGINES
 from pdvsim.sim.engines.profiles import engine_profile
+from pdvsim.sim.engines.sglang import SGLANG
+from pdvsim.sim.engines.vllm import VLLM
 from pdvsim.sim.metrics.summary import summarise
 from pdvsim.sim.models.presets import model, shard
 from pdvsim.sim.models.specs import ModelSpec, Pair
@@ -25,7 +29,6 @@ from pdvsim.sim.prices.costs import CostModel
 from pdvsim.sim.prices.forward import ForwardTerms, interpolate
 from pdvsim.sim.prices.kernels import KernelTables, read_tables, shipped_tables
 from pdvsim.sim.prices.links import LINKS, LinkName
-from pdvsim.sim.prices.options import VLLM_CARDS
 from pdvsim.sim.prices.parts import TOKENS, ModelKernels
 from pdvsim.sim.prices.shapes import unpacked
 from pdvsim.sim.prices.steps import EngineStep
@@ -223,15 +226,27 @@ def test_a_command_for_another_engine_says_so():
     assert "--enable-mixed-chunk" not in blocks["SGLang"].text
 
 
-def test_the_default_engine():
-    """vLLM's where it has a profile, but for the H200, which was measured with pdvsim's own engine."""
-    assert {card for engine, card, _ in SHIPPED if engine == "vllm"} == {*VLLM_CARDS, "h200"}
-    assert Hardware().predicted_engine == "pdvsim"
-    assert Hardware(gpu="h100-sxm").predicted_engine == "vllm"
-    assert Hardware(gpu="rtx-4090").predicted_engine == "pdvsim"
-    assert Hardware(gpu="h100-sxm", profile="roofline").predicted_engine == "pdvsim"
-    assert covering_profile(Experiment(hardware=Hardware(gpu="l40s"))).name == "l40s-vllm"
-    assert covering_profile(Experiment(hardware=Hardware(gpu="l40s", engine="pdvsim"))).name == "l40s-transferred"
+@pytest.mark.parametrize("card", ["h200", "h100-sxm", "l40s", "rtx-4090"])
+def test_the_architectures_decide_whose_figures_these_are_and_never_the_card(card):
+    def engine(*archs, **given):
+        return Hardware(card, **given).serving(archs).predicted_engine
+
+    assert engine("colocated") == engine("autoregressive", "colocated") == engine("pd", disaggregate="1p1d") == "vllm"
+    assert engine("pdv") == engine("colocated", "pd") == engine("mine.py:Mine") == "pdvsim"
+    assert engine("pdv", engine="vllm") == "vllm"
+    assert engine("colocated", engine="pdvsim") == engine("colocated", profile="roofline") == "pdvsim"
+
+
+def test_the_chunk_is_the_engines_own():
+    """vLLM's arg_utils.py and SGLang's server_args.py."""
+    cards = ("l40s", "a100-80gb", "h100-sxm", "h200", "b200")
+    assert [VLLM.chunk(gpu(card)) for card in cards] == [2048, 2048, 8192, 8192, 8192]
+    assert [SGLANG.chunk(gpu(card)) for card in cards] == [4096, 8192, 8192, 8192, 16384]
+    assert build(AskedExperiment, {"gpu": "h100"}).asked().server.max_num_batched_tokens == 8192
+    assert build(AskedExperiment, {"gpu": "h100", "max_num_batched_tokens": 512}).asked().server == Server(
+        max_num_batched_tokens=512
+    )
+    assert build(AskedExperiment, {"arch": "pdv"}).asked().server == Server()
 
 
 @pytest.mark.parametrize("engine", ["vllm", "sglang", "trtllm"])

@@ -1,0 +1,252 @@
+"""What drafting gains: each drafter and draft length against plain decoding, over the number of concurrent requests.
+
+All run the same closed loops, so that every gain is paired by seed. Between the concurrencies asked for, the one from
+which drafting is slower is an edge (`find_edge`). Ranges hold the spread over seeds and the error of predicted gains,
+which was measured on pairs of servers with and without drafts that nothing was fitted to.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any, NamedTuple
+
+from pdvsim.bench import output
+from pdvsim.bench.inputs import checked
+from pdvsim.bench.length import given_length, mean_turns, with_length
+from pdvsim.bench.pool import Row
+from pdvsim.bench.stats import Interval, interval
+from pdvsim.calibration.validate.speculation import MeasuredPair, read_pairs
+from pdvsim.decide.edge import Ends, find_edge, lockstep
+from pdvsim.decide.error import Ranged, gain_note, gain_ranged
+from pdvsim.decide.fleet import Contender
+from pdvsim.decide.race import check_seeds
+from pdvsim.decide.report import Answer, Report, asked_lines, plural
+from pdvsim.decide.runs import Bench, replications
+from pdvsim.sim.assembly import ServerParts
+from pdvsim.sim.config import Experiment
+from pdvsim.sim.limits import DraftLength, NumRuns, Requests, check_list, check_ranges
+from pdvsim.sim.metrics.steady import loop_length
+from pdvsim.sim.workload.asked import drafter_name
+from pdvsim.view.report.sheet import Showable
+from pdvsim.view.setting import acceptance_notes
+from pdvsim.view.table import TextTable
+from pdvsim.view.validation import nearest_pair
+
+STEP = 1.1  # between the places where an edge is looked for
+
+
+class Drafting(NamedTuple):
+    """A drafter and a draft length."""
+
+    drafter: str
+    k: int
+
+
+@dataclass(frozen=True)
+class SpeedupQuestion:
+    """Drafters of a model on a server, draft lengths, and closed loops."""
+
+    base: Experiment
+    drafters: tuple[Contender, ...]
+    lengths: tuple[DraftLength, ...] = (1, 2, 3, 5)
+    concurrency: tuple[Requests, ...] = (1, 8, 64, 256)
+    num_runs: NumRuns = 3
+    prompts: Requests | None = None  # of a run; None: as many as its closed loop needs
+
+    def __post_init__(self) -> None:
+        check_list("num-speculative-tokens", self.lengths)
+        check_list("concurrency", self.concurrency)
+        check_ranges(self)
+        check_seeds(self.num_runs)
+        if not self.drafters:
+            raise ValueError("speedup needs a drafter: none of this model's is known; give --pair or --drafter")
+        if 0 in self.lengths:
+            raise ValueError("num-speculative-tokens must be at least 1: plain decoding is what all are compared with")
+        for name in self.options:
+            checked(self.server(name))
+
+    @cached_property
+    def options(self) -> tuple[Drafting, ...]:
+        """Every drafter with every length."""
+        return tuple(Drafting(drafter_name(str(one.pair)), k) for one in self.drafters for k in self.lengths)
+
+    def server(self, name: Drafting | None) -> Experiment:
+        """The server with a drafter and a length; None: plain decoding."""
+        one = self.base
+        if name is not None:
+            one = next(d for d in self.drafters if drafter_name(str(d.pair)) == name.drafter).of(one)
+        length = 0 if name is None else name.k
+        return replace(one, server=replace(one.server, controller="fixed", num_speculative_tokens=length))
+
+    def loops(self, name: Drafting | None, load: int) -> list[Experiment]:
+        """Replications of a closed loop."""
+        one = self.server(name)
+        traffic = replace(one.traffic, max_concurrency=load)
+        length = loop_length(traffic, mean_turns(traffic)) if self.prompts is None else given_length(self.prompts)
+        return replications(with_length(replace(one, traffic=traffic), length), self.num_runs)
+
+
+@dataclass(repr=False)
+class Speedup(Answer):
+    """The gains whose runs have finished."""
+
+    question: SpeedupQuestion
+    runs: int = 0
+    rows: list[Row] = field(default_factory=list)
+    gains: dict[tuple[Drafting, int], Interval] = field(default_factory=dict)
+    loses_from: dict[Drafting, int] = field(default_factory=dict)  # concurrency from which drafting is slower
+    interrupted: bool = False
+
+    def ranged(self, name: Drafting, load: int) -> Ranged | None:
+        """A gain with the errors of seeds and of the model; None if its runs have not finished."""
+        known = self.gains.get((name, load))
+        return None if known is None else gain_ranged(self.question.server(name), known)
+
+    def best(self, load: int) -> tuple[Drafting, Ranged] | None:
+        """What gains most at a load."""
+        known = ((name, self.ranged(name, load)) for name in self.question.options)
+        return max(((n, gain) for n, gain in known if gain is not None), key=lambda one: one[1].mean, default=None)
+
+    def mean_gain(self, name: Drafting) -> float:
+        """The mean of its gains."""
+        gains = [gain.mean for (one, _), gain in self.gains.items() if one == name]
+        return sum(gains) / max(1, len(gains))
+
+    def cache_cost(self, name: Drafting) -> float:
+        """Share of the KV cache that drafting takes."""
+        plain, drafting = (ServerParts(self.question.server(one)).kv_capacity for one in (None, name))
+        return max(0.0, 1 - drafting / plain)
+
+    def report(self) -> Report:
+        """The best at each load, the table, and what its figures rest on."""
+        ask, options = self.question, self.question.options
+        title = f"Speed-up by drafting, {ask.base.pair.target.name} on {ask.base.hardware.gpu}"
+        document = self.document(
+            question=output.settings(ask),
+            gains=[
+                {"drafter": name.drafter, "k": name.k, "concurrency": load, "gain": held} | {"low": low, "high": high}
+                for (name, load), held in self.gains.items()
+                for _, low, high in [gain_ranged(ask.server(name), held)]
+            ],
+            loses_from=[name._asdict() | {"concurrency": at} for name, at in self.loses_from.items()],
+            kv_cache_cost=[name._asdict() | {"share": self.cache_cost(name)} for name in options],
+            runs=self.runs,
+        )
+        lines: list[str | Showable] = ["no pair of runs has finished"]
+        if self.gains:
+            lines = [TextTable([self._row(name) for name in options]), *self._notes()]
+        headline = [self._best_line(load) for load in ask.concurrency if self.best(load) is not None]
+        stopped = f"{len(self.gains)} gains are known" if self.interrupted else ""
+        sections: list[tuple[str, list[str | Showable]]] = [(title, [*headline]), ("Gains", lines)]
+        if self.gains:
+            servers = [ask.server(name) for name in options]
+            nearest = dict.fromkeys(line for one in servers for line in nearest_pair(one, self.rows))
+            sections.append(("Asked", [*asked_lines(ask.base, servers, self.rows), *nearest]))
+        return Report("Speed-up", f"{title}.", ask.base, sections, document, stopped, not self.gains)
+
+    def _best_line(self, load: int) -> str:
+        found = self.best(load)
+        assert found is not None
+        (drafter, k), gain = found
+        where = f"{load} concurrent"
+        if gain.mean <= 1:
+            return f"{where}: do not draft: the best, {drafter} with k={k}, is {gain.text(decimals=2)} times as fast"
+        doubt = "" if gain.low > 1 else ", which may be a loss"
+        return f"{where}: {drafter}, k={k}: {gain.text(decimals=2)} times as fast as plain decoding{doubt}"
+
+    def _row(self, name: Drafting) -> dict[str, str]:
+        gains = {load: self.ranged(name, load) for load in self.question.concurrency}
+        cells = {f"at {load}": "-" if g is None else g.text(decimals=2) for load, g in gains.items()}
+        loses = str(self.loses_from[name]) if name in self.loses_from else "-"
+        return {"drafter": name.drafter, "k": str(name.k)} | cells | {
+            "a loss from": loses, "KV cache": f"-{self.cache_cost(name):.0%}"
+        }  # fmt: skip
+
+    def _notes(self) -> list[str]:
+        ask = self.question
+        servers = [ask.server(name) for name in ask.options]
+        gains = {name.drafter: [g.mean for (n, _), g in self.gains.items() if n.drafter == name.drafter]
+                 for name in ask.options}  # fmt: skip
+        errors = (gain_note(ask.server(name), gains[name.drafter]) for name in ask.options)
+        return [
+            f"output tokens per second over those of plain decoding, {plural(ask.num_runs, 'seed')} each, paired; in "
+            "parentheses with the errors of seeds and of the model",
+            f"with as many requests as a batch has ({ask.base.server.max_num_seqs}) or more, it is one of capacity",
+            "a loss from: concurrency from which plain decoding is faster; KV cache: share that drafting takes",
+            *dict.fromkeys(note for notes in errors for note in notes),
+            *acceptance_notes(servers),
+        ]
+
+
+def measured_pairs(servers: Iterable[Experiment]) -> dict[Drafting, list[MeasuredPair]]:
+    """Measured pairs of servers of the same engine, target, drafter and draft length, on one card of any kind."""
+    found: dict[Drafting, list[MeasuredPair]] = {}
+    every = read_pairs()
+    for one in servers:
+        key = one.hardware.predicted_engine, one.server.drafted_by, one.pair.target.name, one.longest_draft
+        found[Drafting(drafter_name(one.server.pair), one.longest_draft)] = [
+            pair for pair in every
+            if (pair.drafted.engine, pair.method, pair.drafted.pair.partition(":")[2], pair.drafted.k) == key
+            and pair.drafted.shards * pair.drafted.ranks == 1 and not pair.drafted.topk
+        ]  # fmt: skip
+    return found
+
+
+def usual_runs(question: SpeedupQuestion) -> int:
+    """Estimated simulations: all loads, and a few per edge."""
+    return (len(question.options) + 1) * len(question.concurrency) * question.num_runs
+
+
+def find_speedup(question: SpeedupQuestion, bench: Bench) -> Speedup:
+    """The gains at all loads, then where they end. Ctrl-C keeps finished runs."""
+    answer = Speedup(question)
+    try:
+        _run(answer, [(name, load) for load in question.concurrency for name in question.options], bench)
+        _edges(answer, bench)
+    except KeyboardInterrupt:
+        answer.interrupted = True
+    answer.runs = bench.runs
+    return answer
+
+
+def _run(answer: Speedup, asked: Iterable[tuple[Drafting, int]], bench: Bench) -> None:
+    """Run what is asked, and plain decoding beside it."""
+    ask, asked = answer.question, list(asked)
+    pairs = [(name, load) for wanted, load in asked for name in (None, wanted)]
+    try:
+        bench.rows([run for name, load in dict.fromkeys(pairs) for run in ask.loops(name, load)])
+    finally:
+        for name, load in asked:
+            plain, drafting = (bench.known(ask.loops(one, load)) for one in (None, name))
+            if plain and drafting and (name, load) not in answer.gains:
+                both = zip(drafting, plain, strict=True)
+                answer.gains[name, load] = interval(a["output_throughput"] / b["output_throughput"] for a, b in both)
+                answer.rows += [{"drafter": name.drafter, "k": name.k} | row for row in drafting]
+
+
+def _edges(answer: Speedup, bench: Bench) -> None:
+    """Where each drafter becomes a loss, if it does between the smallest load and the largest."""
+    ask, loads = answer.question, sorted(answer.question.concurrency)
+    places = sorted({round(loads[0] * STEP**n) for n in range(math.ceil(math.log(loads[-1] / loads[0], STEP)))})
+    every = {name: [answer.gains[name, at].mean for at in loads] for name in ask.options}
+    turning = {name: gains for name, gains in every.items() if gains[0] > 1 > gains[-1]}
+
+    def margins(asked: dict[Drafting, int]) -> list[float]:
+        _run(answer, [(name, places[at]) for name, at in asked.items()], bench)
+        return [math.log(answer.gains[name, places[at]].mean) for name, at in asked.items()]
+
+    searches = {}
+    for name, mine in turning.items():
+        last = next(at for at, gain in enumerate(mine) if gain <= 1)
+        (low, high), (above, below) = loads[last - 1 : last + 1], (math.log(g) for g in mine[last - 1 : last + 1])
+        guess = low * (high / low) ** (above / (above - below))  # a straight line over the logarithm of the load
+        start = min(range(len(places)), key=lambda at: abs(math.log(places[at] / guess)))
+        slope = (above - below) / max(1.0, math.log(high / low, STEP))
+        searches[name] = find_edge(start, Ends(-1, len(places)), 2, 2, slope, trust=1.0)
+    ends: dict[Drafting, Any] = {}
+    lockstep(searches, margins, ends)
+    answer.loses_from = {name: places[min(math.ceil(edge.root), len(places) - 1)] for name, edge in ends.items()}
+    answer.gains = {key: gain for key, gain in answer.gains.items() if key[1] in ask.concurrency}
