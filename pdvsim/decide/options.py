@@ -97,8 +97,9 @@ class DecisionOptions(VariedOptions):
     num_speculative_tokens: Redefined[DraftLength | None] = None
     """Draft length k for every architecture; default: the best of each, from 0 (no drafts) to 8."""
     controller: Redefined[ControllerName | None] = None
-    """How the draft length is chosen: fixed, goodput, feedback or adaptive-verification; default: the best of each (the
-    last with heads and parallel drafters), or fixed if k is given."""
+    """How the draft length is chosen: fixed, goodput, feedback or adaptive-verification; default: fixed if k is given,
+    else the best of those that the engine has (goodput and feedback: pdvsim's; the last with heads and parallel
+    drafters)."""
     max_num_seqs: Redefined[BatchLimit | None] = None
     """Batch limit; default: the best of 32, 64, 128 and 256 for each architecture."""
     max_num_batched_tokens: Redefined[Tokens | None] = None
@@ -155,10 +156,13 @@ class DecisionOptions(VariedOptions):
         k, controller, drafter = self.num_speculative_tokens, self.controller, named_pair(self.server.pair).draft
         limits = {name: getattr(self, name) for name in ("max_num_seqs", "max_num_batched_tokens")}
         fixed: dict[str, Any] = {name: (limit,) for name, limit in limits.items() if limit is not None}
+        own = self.hardware.serving({*archs[:1], *self.named}).predicted_engine == "pdvsim"
+        usual = CONTROLLERS if own else CONTROLLERS[:1]  # no other engine has those that vary the length themselves
         if k is not None or controller is not None:
-            fixed["controllers"] = (controller or "fixed",)
+            usual = (controller or "fixed",)
         elif drafter.parallel or isinstance(drafter, HeadSpec):
-            fixed["controllers"] = (*CONTROLLERS, ADAPTIVE)
+            usual = (*usual, ADAPTIVE)
+        fixed["controllers"] = usual
         if k is not None:
             fixed["draft_lengths"] = (k,)
         elif controller in ("goodput", "feedback"):

@@ -69,7 +69,7 @@ def test_a_sized_run_is_long_enough_for_its_own_figures() -> None:
 
 def test_conversations_of_a_closed_loop_are_all_there() -> None:
     """64 users of ten turns: one draft token gives more than two; in 256 requests it was the reverse."""
-    talks: dict[str, Any] = {"engine": "pdvsim", "max_concurrency": 64, "num_turns": 10, "arch": "colocated", "steady": True}
+    talks: dict[str, Any] = {"engine": "pdvsim", "max_concurrency": 64, "num_turns": 10, "steady": True}
     short = {k: pdvsim.run(**talks, num_speculative_tokens=k).metrics["output_throughput"] for k in (1, 2)}
     long = {
         k: pdvsim.run(**talks, num_speculative_tokens=k, num_prompts=4000, seed=5).metrics["output_throughput"]
