@@ -78,7 +78,7 @@ class Scoring:
         """The service levels."""
         levels = []
         for text in self.goodput:
-            name, _, value = text.partition(":")
+            name, _, value = text.partition(":") if ":" in text else text.partition("=")
             percentile, _, metric = name.rpartition("_")
             if metric not in ("ttft", "tpot", "e2el") or not re.fullmatch(r"(p\d+(\.\d+)?)?", percentile):
                 known = "ttft, tpot, e2el, or with a percentile, p99_ttft"

@@ -10,6 +10,7 @@ architecture cannot have them, as numbers of GPUs are not dropped.
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
@@ -19,12 +20,14 @@ from typing import Any
 from pdvsim.sim.config import BY_SEED, DEFAULTS, GROUPS, TRACES, Experiment, Hardware, Scoring, Server, Traffic
 from pdvsim.sim.core import LOOKED_UP
 from pdvsim.sim.engines import ENGINES
+from pdvsim.sim.engines.served import unknown_head
 from pdvsim.sim.limits import Fact, Of, flag_of, hints_of, of
 from pdvsim.sim.models.names import Doubt, Note
 from pdvsim.sim.models.presets import pair, same_vocabulary
 from pdvsim.sim.models.specs import HeadSpec
 from pdvsim.sim.policies import ARCHS, policy_of
 from pdvsim.sim.prices.cards import NO_NVLINK, gpu
+from pdvsim.sim.prices.options import SERVED
 from pdvsim.sim.workload.asked import usual_acceptance
 
 LEAST_MS = {"ttft": 5.0, "tpot": 1.0, "e2el": 50.0}  # service levels below these were meant in seconds
@@ -144,6 +147,8 @@ def vet(experiments: Iterable[Experiment]) -> None:
         if hardware.profile in (None, "roofline"):  # of a profile's own card the name may be any
             gpu(hardware.gpu)
     refuse_idle(given)
+    for scoring in dict.fromkeys(experiment.scoring for experiment in given):
+        _check_levels(scoring)
     warn(given)
 
 
@@ -151,10 +156,9 @@ def warn(experiments: Iterable[Experiment]) -> None:
     """Say what is doubtful about the experiments, each thing once."""
     notes: dict[str, type[Note]] = {}
     for experiment in experiments:
-        notes |= dict.fromkeys(_levels(experiment.scoring.goodput), Doubt)
         notes |= dict.fromkeys(_columns(experiment.traffic), Note)
         notes |= dict.fromkeys(_linked(experiment.hardware), Doubt)
-        notes |= dict.fromkeys(_unlike(experiment), Doubt)
+        notes |= dict.fromkeys((*_unlike(experiment), *_hypothetical(experiment)), Doubt)
         if policy_of(experiment.arch).speculates:
             with suppress(ValueError):  # a name or file that is refused is refused in its place
                 hardware = experiment.hardware
@@ -174,6 +178,9 @@ def _columns(traffic: Traffic) -> tuple[str, ...]:
     if traffic.dataset_name not in TRACES:
         return () if traffic.tokenizer else (f"{path}: {ESTIMATED}",)
     fits, notes = traffic.fitting(), list(traffic.trace().notes)
+    if traffic.trace().timed and not traffic.use_trace_timestamps and traffic.request_rate < math.inf:
+        made = f"arrivals are made at {traffic.request_rate:g} req/s, not the file's (--use-trace-timestamps)"
+        notes.append(f"{path}: {made}")
     if left_out := int((~fits).sum()):
         most = traffic.longest_request
         text = f"{left_out} of {len(fits)} requests have more than {most} tokens and are excluded (--max-model-len)"
@@ -196,6 +203,16 @@ def _linked(hardware: Hardware) -> tuple[str, ...]:
     return (f"{without[0]} has no NVLink, which the default --link assumes: give --link pcie4",)
 
 
+def _hypothetical(experiment: Experiment) -> tuple[str, ...]:
+    """What no engine has: lanes, or a head that nobody published."""
+    engine, doubts = experiment.hardware.predicted_engine, list[str]()
+    if engine != "pdvsim" and not SERVED.issuperset([experiment.arch]) and experiment.sides is None:
+        doubts.append(f"{experiment.arch} with the kernels of {engine} is a hypothesis: {engine} cannot serve it")
+    if experiment.speculates and (why := unknown_head(experiment)):
+        doubts.append(f"hypothetical: {why}")
+    return tuple(doubts)
+
+
 def _unlike(experiment: Experiment) -> tuple[str, ...]:
     """Acceptance that was measured with another drafter than the one that drafts."""
     kind, name = experiment.server.drafted_by, experiment.acceptance.acceptance_model or ""
@@ -205,14 +222,15 @@ def _unlike(experiment: Experiment) -> tuple[str, ...]:
     return (f"--acceptance-model {name} was not measured with --drafter {kind}, whose acceptance differs",)
 
 
-@lru_cache
-def _levels(goodput: tuple[str, ...]) -> tuple[str, ...]:
-    levels = {name: level_s * 1e3 for name, level_s in Scoring(goodput=goodput).slo().items()}
-    return tuple(
-        f"--goodput {name}:{ms:g} is {ms:g} ms, which looks like seconds; {ms:g} s is {name}:{ms * 1e3:g}"
-        for name, ms in levels.items()
-        if 0 < ms < LEAST_MS[name]
-    )
+def _check_levels(scoring: Scoring) -> None:
+    """Refuse levels that are so short that seconds must be meant."""
+    for given, level in zip(scoring.goodput, scoring.levels(), strict=True):
+        ms = level.seconds * 1e3
+        if 0 < ms < LEAST_MS[level.metric]:
+            name = given.partition(":")[0]
+            raise ValueError(
+                f"--goodput {given} is {ms:g} milliseconds: if seconds are meant, give {name}:{ms * 1e3:g}"
+            )
 
 
 @lru_cache

@@ -106,6 +106,11 @@ class MeasuredPair(NamedTuple):
     setting: str  # what pairs that differ only in their draft length share
 
     @property
+    def target(self) -> str:
+        """Name of the target."""
+        return self.drafted.pair.partition(":")[2]
+
+    @property
     def method_class(self) -> str:
         """The method, with trees told from chains."""
         return f"{self.method} tree" if self.drafted.topk else self.method

@@ -20,6 +20,7 @@ from pdvsim.decide.tune import most_runs
 from pdvsim.sim.config import Experiment
 from pdvsim.sim.limits import GpuHourUsd, Tolerance
 from pdvsim.sim.metrics.steady import LEAST
+from pdvsim.sim.relevance import applicable
 
 ESTIMATED_RUNS = 4  # of a search, for the progress bar
 
@@ -49,7 +50,7 @@ class CapacityCommand(AnswerCommand, DecisionOptions):
     def expected_runs(self, plan: Plan) -> int:
         """Estimated simulations; warns before runs that are long or too few."""
         one = replace(plan.goal.prepared(plan.base), arch=plan.archs[0])
-        runs = [without_band(saturated(one))] * len(plan.cases()) * ESTIMATED_RUNS
+        runs = [applicable(without_band(saturated(one)))] * len(plan.cases()) * ESTIMATED_RUNS
         forewarn_few(plan.num_runs, len(plan.archs))
         forewarn(runs, self.jobs)
         tunes = plan.space is not None and plan.space.steps_of(plan.archs)

@@ -14,6 +14,7 @@ from pdvsim.common.commandline import parse
 from pdvsim.common.console import guarded, say
 from pdvsim.common.files import write_all, write_whole
 from pdvsim.common.version import __version__
+from pdvsim.decide.deploy import roomed
 from pdvsim.realrun.machine import Machine, refuse
 from pdvsim.sim.config import Experiment
 from pdvsim.sim.engines import ENGINES
@@ -106,7 +107,7 @@ def server_line(experiment: Experiment) -> str:
     """The command that starts an experiment's engine, as an advice prints it; a ValueError if the engine cannot."""
     if not isinstance(served := served_as(experiment), Served):
         raise ValueError(served)
-    block = ENGINES["vllm" if experiment.hardware.engine == "vllm" else "sglang"].commands(served)[0]
+    block = ENGINES["vllm" if experiment.hardware.engine == "vllm" else "sglang"].commands(roomed(served))[0]
     if not block.text:
         raise ValueError(f"{block.label}: {'; '.join(block.notes)}")
     return block.text

@@ -19,7 +19,7 @@ from pdvsim.common.commandline import command_line
 from pdvsim.decide import surroundings
 from pdvsim.decide.capacity import Capacities
 from pdvsim.decide.deploy import Deployment
-from pdvsim.decide.error import Ranged, gain_note, ranged_of
+from pdvsim.decide.error import Ranged, gain_note, model_error, ranged, ranged_of
 from pdvsim.decide.goal import NAMES, attained, level_title
 from pdvsim.decide.question import Question
 from pdvsim.decide.race import Contest, threshold_text, unsure_text
@@ -44,12 +44,13 @@ from pdvsim.view.report.sheet import Highlight, Showable
 from pdvsim.view.setting import acceptance_notes, is_assumed, is_published, measure_notes, recorded_elsewhere
 from pdvsim.view.style import metric_label
 from pdvsim.view.table import DETAIL, TextTable, cell, span_text
-from pdvsim.view.validation import nearest_pair
+from pdvsim.view.validation import clients_of, nearest_pair
 
 if TYPE_CHECKING:
     import pandas as pd
 
 MILLION = 1e6
+VISIBLE = 0.95  # a TPOT below this share of another is worth a word
 CANDIDATES, FLIPS = "Candidates", "Where that changes"
 UNFOLDED = 5  # candidates that a page always shows; those after them that lose significantly are folded
 TILE_METRICS = ("output_throughput", "mean_e2el_ms", "p99_ttft_ms", "p99_tpot_ms")
@@ -138,6 +139,11 @@ class Advice(Answer):
         return self.capacity.ranges().get(who) if self.capacity else None
 
     @property
+    def _held_text(self) -> str:
+        held = self.holds("recommended")
+        return held.text("req/s") if held is not None else "an unknown rate"
+
+    @property
     def able(self) -> list[Experiment]:
         """The finalists that meet the service levels and keep up."""
         return [candidate for candidate, rows in self.finals.items() if self.question.goal.met(rows)]
@@ -213,12 +219,10 @@ class Advice(Answer):
         tiles = {label: positive(expected[key]) for label, key in self._metrics.items() if key in TILE_METRICS}
         missed = f"meets {ask.goal.levels_text}" if ask.goal.levels else "keeps up"
         heading = "Recommendation" if self.met else f"Nothing {missed} at {load}; closest:"
+        nearest = nearest_pair(self._drafting, clients_of(self.rows))
         sections = (
             (heading, [Highlight(self._recommendation(best), tiles, self.met)]),
-            (
-                "Asked",
-                [*asked_lines(best, self.compared.values(), self.rows), *nearest_pair(self._drafting, self.rows)],
-            ),
+            ("Asked", [*asked_lines(best, self.compared.values(), self.rows), *nearest]),
             (CANDIDATES, [self._candidates(best, contest), *self._compared(best)]),
             ("Why", self._why(best, contest)),
             ("Expected", [self._expected(expected)]),
@@ -303,7 +307,10 @@ class Advice(Answer):
         """What to start, what it gains and costs, whether it meets the levels, and what makes that uncertain."""
         ask, goal, contest = self.question, self.question.goal, self.contest
         assert contest is not None
-        lines = [f"Start {served_as_text(best, ask.gpus)} {self._speculation(best)}.", *self._figures(best)]
+        lines = [
+            f"{'Start' if self.met else 'Closest is'} {served_as_text(best, ask.gpus)} {self._speculation(best)}.",
+            *self._figures(best),
+        ]
         model = ask.base.pair.target.name if ask.drafters else ask.base.server.pair
         lines += [f"{ask.described(best)}, for {model} at {load_words(ask.base.traffic)}"]
         lines += self._without_drafts(best, contest)
@@ -311,13 +318,21 @@ class Advice(Answer):
             verdict, share = self.verdict(best), cell(self._attainment, 1, 100)
             verb = "does not meet" if not self.met else {"meets": "meets"}.get(verdict, verdict)
             verb += ":" if verb == "too close to call" else ""
-            lines.append(f"{verb} {goal.levels_text}{goal.share_text} (predicted: {share} %)")
-            rooms = {name: interval(goal.headrooms(row)[name] for row in self.rows) for name in goal.levels_ms}
-            parts = ", ".join(f"{level_title(name)} {cell(room, 1)}" for name, room in rooms.items())
+            more = "; --num-runs 10 may tell" if verdict == "too close to call" and self.met else ""
+            lines.append(f"{verb} {goal.levels_text}{goal.share_text} (predicted: {share} % of the requests do){more}")
+            rooms = {name: self._headroom(name) for name in goal.levels_ms}
+            parts = ", ".join(f"{level_title(name)} {room.text()}" for name, room in rooms.items())
             of = "predicted value" if goal.named else goal.percentile.upper()
             lines.append(f"head-room (service level / {of}): {parts}")
         lines += [f"inconclusive: {why}" for why in self._inconclusive(best)] if self.met else self._not_met()
         return lines + self._on_assumption(best, contest)
+
+    def _headroom(self, level: str) -> Ranged:
+        """By how much the recommendation clears a level, with the error of seeds and model."""
+        assert self.recommended is not None
+        goal = self.question.goal
+        room = interval(goal.headrooms(row)[level] for row in self.rows)
+        return ranged(room.mean, room.half_width, model_error(self.recommended, self.rows, goal.level_metric(level)))
 
     @staticmethod
     def _speculation(best: Experiment) -> str:
@@ -357,17 +372,20 @@ class Advice(Answer):
         if first is None and not any(name in self.finalists for name in drafting):
             return [f"{NO_DRAFTS}: settings that draft were far behind in short runs"]
         if first is None:
-            able = "costs as little" if any(c in self.able for c in drafting.values()) else "meets the goal"
+            able = "costs as little" if any(c in self.able for c in drafting.values()) else "meets the goal on average"
             return [f"{NO_DRAFTS}: no setting that drafts {able}"]
         if self.question.name(best) != contest.best or first in contest.unsure:
-            return [f"{NO_DRAFTS}: no setting that drafts is significantly better"]
+            tpots = [interval(row["mean_tpot_ms"] for row in self.finals[c]).mean for c in (drafting[first], best)]
+            faster = f", though TPOT with {first} is {tpots[0]:.1f} ms instead of {tpots[1]:.1f}"
+            seen = faster if tpots[0] < VISIBLE * tpots[1] else ""
+            return [f"{NO_DRAFTS}: no setting that drafts is significantly better by the objective{seen}"]
         return [f"{NO_DRAFTS}: the best setting that drafts, {first}, is {cell(contest.leads[first], 1, 100)} % behind"]
 
     def _inconclusive(self, best: Experiment) -> list[str]:
         """Why it is uncertain that the load is held; empty if it is certain."""
         rate, traffic, rows = self.held_rate, self.question.base.traffic, self.rows
         if rate is not None:
-            most = f"the highest rate it holds is {positive(rate, 1)} req/s"
+            most = f"the highest rate it holds is {self._held_text}"
             return [most] if traffic.request_rate > rate.mean else []
         if short := next(filter(None, (too_short(traffic, row) for row in rows)), ""):
             return [f"{short}: raise --num-prompts"]
@@ -390,28 +408,33 @@ class Advice(Answer):
         return lines
 
     def _on_assumption(self, best: Experiment, contest: Contest) -> list[str]:
-        """Notes on unmeasured acceptance that the decision depends on, with the rate at which drafting breaks even.
+        """Notes on unmeasured acceptance that the decision depends on.
 
         That is, assumed, published by others, or recorded with another target. A drafter that cannot be loaded is
         called hypothetical. If the recommendation drafts, it depends on its own acceptance and on that of its ties;
         else on every drafter's.
         """
-        mine, even = self.question.name(best), self.break_even
+        mine = self.question.name(best)
         ties = (mine, contest.best, *contest.alike)
         decisive = {name: c for name, c in self.compared.items() if name in ties or not best.speculates}
         why = unknown_head(best) if best.speculates else ""
         notes = [f"note: hypothetical: {why}"] if why else []
         for kind in (recorded_elsewhere, is_published, is_assumed):
-            those = {name: c for name, c in decisive.items() if kind(c)}
-            pays = f"; {even.text(mine)}" if even and even.who in those else ""
-            notes += [f"note: {note}{pays}" for note in acceptance_notes(those.values())]
+            notes += [f"note: {note}" for note in acceptance_notes(c for c in decisive.values() if kind(c))]
         return notes
 
     def _expected(self, expected: dict[str, Interval]) -> TextTable:
         rows, seed = self.rows, self.question.base.traffic.seed
-        mean, first = f"mean of {len(rows)} seeds, ± 95%", f"seed {seed} (command below)"
+        mean, first = f"mean of {len(rows)} seeds", f"seed {seed} (command below)"
+        assert self.recommended is not None
         lines = [
-            {"metric": label, mean: positive(expected[key]), first: cell(rows[0].get(key))}
+            {
+                "metric": label,
+                mean: ranged_of(self.recommended, rows, key).text(decimals=2)
+                if key.endswith("_ms")
+                else positive(expected[key]),
+                first: cell(rows[0].get(key)),
+            }
             for label, key in self._metrics.items()
         ]
         return TextTable([line for line in lines if line[first] != "-"])
@@ -503,7 +526,7 @@ class Advice(Answer):
         elif ask.gpu_hour_usd and (cheapest := self.cheapest) not in (None, best):
             lines.append(f"Cheapest finalist that meets the goal: {ask.described(cheapest)}.")
         if not contest.others:
-            return lines if ask.by_cost or not self.met else [*lines, "The only finalist that meets the goal."]
+            return lines if ask.by_cost or not self.met else [*lines, "No other finalist meets the goal on average."]
         limits = threshold_text([contest], ask.indifference)
         lines.append(f"Leads are paired by seed, {contest.confidence:.1%} confidence each; {limits}.")
         if contest.alike:
@@ -527,7 +550,7 @@ class Advice(Answer):
             return ["saturation: no rate holds the service levels"]
         used = self.question.base.traffic.request_rate / rate.mean
         load = f"the load is {used:.0%} of that" if used <= 1 else f"the load is {used:.3g} times that"
-        text = f"saturation: it holds {positive(rate, 1)} req/s within the service levels; {load}"
+        text = f"saturation: it holds {self._held_text} within the service levels; {load}"
         if self.question.gpu_hour_usd:
             here = self.per_million(best)
             text += f"; a million output tokens cost ${positive(here, 3)} here and ${used * here.mean:.3f} at that rate"
@@ -544,11 +567,16 @@ class Advice(Answer):
         runs = f"{length.measured} requests"
         if best.scoring.steady:
             runs += f" in the steady state (after the first {length.start}, without the drain)"
-        over = f"budget {ask.budget}, beyond which only the finalists were run" if self.runs > ask.budget else ""
+        over = f"the search ended at {ask.budget}; finalists always run" if self.runs > ask.budget else ""
         return [
             f"objective: {most} {NAMES[goal.objective]} among the settings that {able}",
             f"searched {len(search.figures)} settings in short runs, each {contender} at its best{left}; "
             f"{self.runs} simulations ({over or f'of {ask.budget} allowed'}), in {self.spent_s:.0f} s",
             f"{len(self.finals)} finalists: {seeds} seeds of {runs}; the search used other seeds",
+            *(
+                ["holds: by these settings, tuned for this load; pdvsim capacity tunes for the rate"]
+                if self.capacity
+                else []
+            ),
             *measure_notes(self.compared.values()),
         ]

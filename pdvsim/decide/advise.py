@@ -19,7 +19,7 @@ from pdvsim.decide.fleet import servers
 from pdvsim.decide.question import Question
 from pdvsim.decide.race import chosen, contest_of
 from pdvsim.decide.runs import Bench, Spent, at_acceptance, at_load, load_axis, load_of
-from pdvsim.decide.sizing import smallest_fleets, too_small
+from pdvsim.decide.sizing import largest_fleets, smallest_fleets, too_small
 from pdvsim.decide.space import PROMISING
 from pdvsim.decide.surroundings import Rivalry, find_flips
 from pdvsim.decide.tune import FINALISTS, Search, decided
@@ -80,6 +80,8 @@ def _on_more_gpus(advice: Advice, bench: Bench) -> Advice:
     fleets, refused = smallest_fleets(one, ask.goal, kinds, ask.most_gpus, ask.space, bench)
     if fleets:
         advice = _decided(replace(ask, base=one, contenders=fleets, by_cost=True), bench)
+    elif ask.gpus is not None and (whole := largest_fleets(one, kinds, ask.most_gpus, ask.space)):
+        advice = _decided(replace(ask, base=one, contenders=whole), bench)  # the closest, on all GPUs there are
     elif advice.recommended is None:
         advice = _decided(ask, bench)
     advice.refused = refused

@@ -166,6 +166,8 @@ class Capacities(Answer):
             # at least as wide as from the rate to the upper limit of the capacity; nan, from one replication, stays
             entry["rate"] = replace(rate, half_width=max(rate.half_width, below - rate.mean))
             entry |= {name: interval(row[name] for row in rows) for name in numbers}
+            both = ranged(entry["rate"].mean, entry["rate"].half_width, max(map(self._model_error, rows)))
+            entry |= {"low": both.low, "high": both.high}
             entry["held_in"] = sum(row["rate"] > 0 for row in rows)
             entry["limited_by"] = "/".join(dict.fromkeys(str(row["limited_by"]) for row in rows))
             entries.append(entry)
@@ -173,13 +175,7 @@ class Capacities(Answer):
 
     def ranges(self) -> dict[str, Ranged]:
         """The rate that each architecture holds, with the errors of seeds and of the model."""
-        found = {}
-        for entry in self.summary():
-            rows = self._of(entry["arch"])
-            found[entry["arch"]] = ranged(
-                entry["rate"].mean, entry["rate"].half_width, max(map(self._model_error, rows))
-            )
-        return found
+        return {entry["arch"]: _range_of(entry) for entry in self.summary()}
 
     def most(self) -> Contest | None:
         """Which architecture holds most, if the searches of at least two have finished.
@@ -240,11 +236,15 @@ class Capacities(Answer):
         )
 
 
+def _range_of(entry: Mapping[str, Any]) -> Ranged:
+    return Ranged(entry["rate"].mean, entry["low"], entry["high"])
+
+
 def _table(summary: list[dict[str, Any]], priced: bool) -> TextTable:
     rows = []
     for entry in summary:
-        rate, gpus = entry["rate"], entry["gpus"]
-        figures = {"req/s held": positive(rate), "per GPU": positive(rate, scale=1 / gpus)}
+        gpus, held = entry["gpus"], _range_of(entry)
+        figures = {"req/s held": held.text(), "per GPU": Ranged(*(end / gpus for end in held)).text()}
         figures["out tok/s"] = positive(entry["output_tokens_per_s"], 0)
         if priced:
             figures["$/M out tok at that rate"] = positive(entry["usd_per_million_output_tokens"], 3)
@@ -284,7 +284,8 @@ def _notes(answer: Capacities, summary: list[dict[str, Any]], result: Contest | 
     ]
     if plan.num_runs > 1:
         family = f"; differences are paired by seed, each at {result.confidence:.1%}" if result else ""
-        notes.append(interval_note(plan.num_runs) + family)
+        both = "req/s: in parentheses with the errors of seeds and of the model; other columns: "
+        notes.append(both + interval_note(plan.num_runs) + family)
         notes += [threshold_text([result], plan.tolerance)] if result else []
     if any(vague(entry["rate"]) for entry in summary):
         notes.append("(0 to ...): the 95% interval is wider than the mean; raise --num-runs")

@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 
 from pdvsim.common.commandline import command_line
 from pdvsim.realrun.machine import Machine, refuse
+from pdvsim.sim.assembly import ServerParts
 from pdvsim.sim.config import Experiment
 from pdvsim.sim.engines import ENGINES
 from pdvsim.sim.engines.served import Block, Served, served_as
@@ -45,9 +46,14 @@ def deployment(experiment: Experiment, fixed: Experiment | None = None) -> list[
     elif served.experiment.sides is not None:
         blocks = [block for engine in ENGINES.values() for block in engine.apart(served.experiment)]
     else:
-        blocks = [block for engine in ENGINES.values() for block in engine.commands(served)]
+        blocks = [block for engine in ENGINES.values() for block in engine.commands(roomed(served))]
     blocks = [_of_engine(block, experiment) for block in blocks]
     return [*blocks, Block("pdvsim", command_line("pdvsim run", experiment)), realrun(experiment)]
+
+
+def roomed(served: Served) -> Served:
+    """A server with the room of its KV cache, to which its context is limited."""
+    return served._replace(cache_tokens=ServerParts(served.experiment).kv_capacity)
 
 
 def _of_engine(block: Block, experiment: Experiment) -> Block:

@@ -11,7 +11,7 @@ from pdvsim.bench import output
 from pdvsim.bench.inputs import checked
 from pdvsim.bench.length import given_length, mean_turns, with_length
 from pdvsim.bench.stats import Interval
-from pdvsim.decide.deploy import Deployment
+from pdvsim.decide.deploy import Deployment, roomed
 from pdvsim.decide.error import gain_note
 from pdvsim.decide.report import NO_DRAFTS, Answer, Report, lengths_note, plural
 from pdvsim.decide.runs import replications
@@ -26,6 +26,7 @@ from pdvsim.sim.prices.options import Padding
 from pdvsim.view.report.sheet import Showable
 from pdvsim.view.setting import acceptance_notes
 from pdvsim.view.table import rows_table
+from pdvsim.view.validation import nearest_pair
 
 SIZES = Range(1, 4096)
 USUAL_LENGTH = 4
@@ -215,7 +216,7 @@ def of_table(table: DraftTable) -> Served:
 
 def ready(table: DraftTable) -> list[Block]:
     """The table in the engine's format."""
-    return TABLED[table.question.engine].table(of_table(table))
+    return TABLED[table.question.engine].table(roomed(of_table(table)))
 
 
 def _tiers(table: DraftTable) -> str:
@@ -247,6 +248,7 @@ def _notes(table: DraftTable) -> list[str]:
         "gain: over the next best k"
     ]
     notes += gain_note(question.base, [1 + gain for tier in table.tiers if tier.k for gain in tier.over_plain])
+    notes += nearest_pair(question.drafting(max(1, table.single)), question.most)
     if question.base.acceptance.by_rate:
         notes.append(f"acceptance: range of rates in which k stays best{within}")
     pays = [f"{tier.break_even:.2f} at batch {tier.first} to {tier.last}" for tier in table.tiers if tier.break_even]

@@ -50,6 +50,7 @@ def capacity_figure(capacities: Capacities) -> Figure:
         price = f"Cost at that rate, at ${capacities.gpu_hour_usd:g} per GPU-hour"
         panels.append(("usd_per_million_output_tokens", price, "$ per million output tokens"))
     names = [str(entry["arch"]) for entry in entries]
+    entries = [e | {"rate": replace(e["rate"], half_width=e["high"] - e["rate"].mean)} for e in entries]
     charts = [
         _bars(title, unit, names, [entry[key] for entry in entries], list(map(arch_colour, names)))
         for key, title, unit in panels
@@ -98,7 +99,7 @@ def _footnote(capacities: Capacities) -> str:
     note = setting_line(asdict(plan.base), "the highest rate held", seeds, drafts="each architecture at its best")
     note += f" {levels}{goal.share_text}. Simulated, profile {capacities.rows[0]['profile']}."
     if plan.num_runs > 1:
-        note += f" Whiskers, which may be cut at the frame: 95% confidence over {plan.num_runs} replications."
+        note += f" Whiskers: errors of the model and of {plan.num_runs} seeds (of cost: of seeds)."
     settings = dict.fromkeys(f"{entry['arch']} with {entry['settings']}" for entry in capacities.summary())
     return f"{note} Settings: {'; '.join(settings)}."
 

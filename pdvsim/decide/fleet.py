@@ -120,18 +120,18 @@ def servers(
     """Every kind of server with these architectures, and drafters if any are compared, on at most `most` GPUs."""
     kinds: dict[str, Contender] = {}
     for gpus in range(1, most + 1):
-        for fleet in _possible(base, archs, gpus, False, drafted, splits=1):
+        for fleet in _possible(base, archs, gpus, False, drafted):
             if fleet.of(base).hardware.replicas == 1 and (fitting := _fitting(fleet, base)) is not None:
                 kinds.setdefault(fitting.name, fitting)
     return tuple(kinds.values())
 
 
 def _possible(
-    base: Experiment, archs: Sequence[Arch], gpus: int, alone: bool, drafted: Sequence[Contender], splits: int = SPLITS
+    base: Experiment, archs: Sequence[Arch], gpus: int, alone: bool, drafted: Sequence[Contender]
 ) -> Iterator[Contender]:
     """Every fleet of a number of GPUs, also if the models do not fit or cannot be sharded so."""
     for one in drafted or [Contender("", arch) for arch in archs]:
-        for hardware in _layouts(one.of(base) if drafted else base, one.arch, gpus, alone, splits):
+        for hardware in _layouts(one.of(base) if drafted else base, one.arch, gpus, alone):
             yield replace(one, hardware=hardware).with_name(base)
 
 
@@ -173,7 +173,7 @@ def chosen(given: Hardware) -> bool:
     return bool(placed or given.enable_expert_parallel or max(sizes) > 1)
 
 
-def _layouts(base: Experiment, arch: Arch, gpus: int, alone: bool, splits: int) -> Iterator[Hardware]:
+def _layouts(base: Experiment, arch: Arch, gpus: int, alone: bool) -> Iterator[Hardware]:
     """The GPUs of all fleets of an architecture, including those on which its models cannot be sharded so."""
     given = base.hardware
     apart = base.server.drafted_by in ("model", "none")  # the drafter can have its own GPU
@@ -197,7 +197,7 @@ def _layouts(base: Experiment, arch: Arch, gpus: int, alone: bool, splits: int) 
     for size in (size for size in RANKED if size > SHARDED[-1] and not gpus % size and policy.in_steps() and mixture):
         yield shared(size, replace(given, data_parallel_size=size, enable_expert_parallel=True))
     if arch in archs_where(lambda policy: policy.disaggregates()):
-        yield from _splits(replace(base, arch=arch), gpus)[:splits]
+        yield from _splits(replace(base, arch=arch), gpus)[:SPLITS]
     for target in SHARDED if policy.hands_over() and apart else ():
         for other in sorted({1, target}):  # the drafter's
             if gpus % (target + other):

@@ -17,6 +17,8 @@ from pdvsim.common.version import __version__
 from pdvsim.sim.config import BY_SEED, Experiment, Traffic
 from pdvsim.sim.engines import ENGINES
 from pdvsim.sim.workload.asked import drafter_name
+from pdvsim.sim.workload.requests import BLOCKS, resamples
+from pdvsim.sim.workload.windows import time_text
 from pdvsim.view.comparison import founded, most_outside
 from pdvsim.view.report.sheet import PageSection, parts_html
 from pdvsim.view.setting import acceptance_source, lengths_text
@@ -155,13 +157,19 @@ def replay_note(traffic: Traffic) -> list[str]:
         what = f"the first {requests:,} of {rows:,} requests"
     elif requests > rows:
         what += f", {requests / rows:.3g} times"
-    if number is None or len(windows.parts) == 1:
+    if resamples(traffic):
+        seeds = f"; seeds after 0 replay other days: its {BLOCKS} parts of equal length, drawn at random"
+    elif number is None or len(windows.parts) == 1:
         seeds = "; seeds differ in acceptance"
     elif traffic.window == BY_SEED:
         seeds = f"; seeds use the busiest {len(windows.busy)} of {len(windows.parts)} windows in turn"
     else:
         seeds = f"; {windows.described(number)}"
-    return [f"arrivals: {traffic.dataset_path} replayed, scaled to the rate, {what}{seeds}"]
+    part = traffic.replayed()
+    times = traffic.request_rate / part.request_rate if part.request_rate else 1.0
+    spans = f"{time_text(part.span_s)} in {time_text(part.span_s / times)}"
+    scaled = "as it was" if times == 1 else f"scaled to the rate ({spans}: {times:.3g} times as fast, bursts too)"
+    return [f"arrivals: {traffic.dataset_path} replayed, {scaled}, {what}{seeds}"]
 
 
 def outside_measured(rows: Sequence[Row]) -> str | None:

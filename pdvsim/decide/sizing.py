@@ -61,6 +61,14 @@ def smallest_fleets(
     return tuple(sorted(fleets, key=lambda kind: kind.gpus(base))), refused
 
 
+def largest_fleets(base: Experiment, servers: Sequence[Contender], most: int, space: Space) -> tuple[Contender, ...]:
+    """As many of each kind of server as `most` GPUs hold: those that the formula predicts to be fastest."""
+    whole = [copies(kind, base, most // kind.gpus(base)) for kind in servers if kind.gpus(base) <= most]
+    ranked = sorted(whole, key=lambda one: -_ranked(one.of(base), space)[0].tokens_per_s)
+    plain = [one for one in ranked if one.arch == "autoregressive"][:1]
+    return tuple(dict.fromkeys([*ranked[:MOST_FLEETS], *plain]))
+
+
 def _predicted(kind: Contender, base: Experiment, goal: Goal, space: Space, most: int) -> int:
     """The least replicas that hold the load by formula; 0 if none up to `most` GPUs do."""
     counts = range(1, most // kind.gpus(base) + 1)

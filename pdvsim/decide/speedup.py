@@ -143,7 +143,7 @@ class Speedup(Answer):
         sections: list[tuple[str, list[str | Showable]]] = [(title, [*headline]), ("Gains", lines)]
         if self.gains:
             servers = [ask.server(name) for name in options]
-            nearest = dict.fromkeys(line for one in servers for line in nearest_pair(one, self.rows))
+            nearest = dict.fromkeys(line for one in servers for line in nearest_pair(one, max(ask.concurrency)))
             sections.append(("Asked", [*asked_lines(ask.base, servers, self.rows), *nearest]))
         return Report("Speed-up", f"{title}.", ask.base, sections, document, stopped, not self.gains)
 
@@ -189,7 +189,7 @@ def measured_pairs(servers: Iterable[Experiment]) -> dict[Drafting, list[Measure
         key = one.hardware.predicted_engine, one.server.drafted_by, one.pair.target.name, one.longest_draft
         found[Drafting(drafter_name(one.server.pair), one.longest_draft)] = [
             pair for pair in every
-            if (pair.drafted.engine, pair.method, pair.drafted.pair.partition(":")[2], pair.drafted.k) == key
+            if (pair.drafted.engine, pair.method, pair.target, pair.drafted.k) == key
             and pair.drafted.shards * pair.drafted.ranks == 1 and not pair.drafted.topk
         ]  # fmt: skip
     return found

@@ -136,8 +136,8 @@ class Rivalry:
 
     @property
     def few_runs(self) -> int:
-        """Replications per step of a search."""
-        return min(FEW_RUNS, self.num_runs)
+        """Replications per step of a search; all for a log, whose days differ."""
+        return self.num_runs if self.recommended.traffic.use_trace_timestamps else min(FEW_RUNS, self.num_runs)
 
     def placed(self, candidate: Experiment, drafting: bool = False) -> Experiment:
         """A candidate at another place: with the best draft length there, above 0 if `drafting`, in a shorter run."""

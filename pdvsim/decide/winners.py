@@ -281,7 +281,8 @@ def _lines(answer: WinnerMap) -> list[str]:
 def _without_drafts(answer: WinnerMap) -> list[str]:
     """The number of cells in which drafts do not pay, of those that compare some, as text."""
     compared = [cell for cell in answer.cells if any(mine.has_drafter for mine in cell.settings.values())]
-    plain = [cell for cell in compared if cell.winner in cell.settings and not cell.settings[cell.winner].speculates]
+    sure = [cell for cell in compared if cell.sure and cell.winner in cell.settings]
+    plain = [cell for cell in sure if not cell.settings[str(cell.winner)].speculates]
     where = f"{len(plain)} of {len(compared)} cells"
     return [f"{NO_DRAFTS} in {where}: the best setting there has no drafts"] if plain else []
 

@@ -10,10 +10,12 @@ from typing import Any
 from pdvsim.calibration.validate.silicon import LARGE, kind_of
 from pdvsim.calibration.validate.speculation import MeasuredPair, read_pairs
 from pdvsim.sim.config import Experiment
+from pdvsim.sim.models.presets import model
 from pdvsim.sim.trust import ANY
 from pdvsim.view.table import cell, grid, missing, percent_cell, rows_table
 
 WORST_RUNS_SHOWN = 10
+MANY = 32  # requests from which drafts make a mixture read many more experts
 BAR_METRICS = ("output_throughput", "mean_ttft_ms", "p99_ttft_ms", "mean_tpot_ms", "p99_itl_ms", "mean_e2el_ms")
 LEAST_SHARE = 0.0005  # least share of the time that gets its own line
 SILICON_TARGETS: dict[str, tuple[float, ...]] = {  # of TPOT: median, 95th percentile
@@ -200,21 +202,33 @@ def _cells(part: str, errors: Mapping[str, Any]) -> list[str]:
     return [str(errors["rows"]), *own, str(errors["shared"]), *others]
 
 
-def nearest_pair(candidate: Experiment | None, rows: Sequence[Mapping[str, Any]]) -> list[str]:
-    """The measured pair of servers that is most like a candidate that drafts, as a line; none if there is none."""
+def nearest_pair(candidate: Experiment | None, clients: float) -> list[str]:
+    """The measured pair of servers that is most like a candidate that drafts for so many requests, as lines."""
     if candidate is None or candidate.hardware.predicted_engine == "pdvsim":  # measured by real runs of its own
         return []
     hardware, method, k = candidate.hardware, candidate.server.drafted_by, max(1, candidate.longest_draft)
-    clients = max(1.0, sum(row["request_throughput"] * row["mean_e2el_ms"] / 1e3 for row in rows) / len(rows))
-    pairs = [pair for pair in read_pairs() if (pair.drafted.engine, pair.method) == (hardware.predicted_engine, method)]
+    every, target = read_pairs(), candidate.pair.target
+    pairs = [pair for pair in every if (pair.drafted.engine, pair.method) == (hardware.predicted_engine, method)]
 
     def distance(pair: MeasuredPair) -> tuple[bool, bool, float]:
         side = pair.drafted
-        off = abs(math.log(side.k / k)) + abs(math.log(side.concurrency / clients))
-        return side.pair.partition(":")[2] != candidate.pair.target.name, side.card != hardware.gpu, off
+        off = abs(math.log(side.k / k)) + abs(math.log(side.concurrency / max(1.0, clients)))
+        return pair.target != target.name, side.card != hardware.gpu, off
 
+    lines = [f"no pair of {hardware.predicted_engine} servers with and without {method} drafts was measured"]
     for pair in sorted(pairs, key=distance)[:1]:
-        side = pair.drafted
+        side, other = pair.drafted, "" if pair.target == target.name else "of another model, "
         where = f"{side.engine} {side.version} on {side.card}, {side.pair}, k={side.k}, concurrency {side.concurrency}"
-        return [f"measured nearest to this: {where}: {pair.speedup:.2f} times as fast with drafts ({pair.source})"]
-    return [f"no pair of {hardware.predicted_engine} servers with and without {method} drafts was measured"]
+        fast = f"{pair.speedup:.2f} times as fast with drafts"
+        lines = [f"measured nearest to this: {other}{where}: {fast} ({pair.source})"]
+    if target.experts is not None and clients >= MANY:
+        alike = [p for p in every if p.method == method and p.drafted.concurrency >= MANY and model(p.target).experts]
+        gains = [pair.speedup for pair in alike]
+        known = f"{min(gains):.2f} to {max(gains):.2f} times ({len(gains)} pairs)" if gains else "not known"
+        lines.append(f"a mixture of experts: gains measured with {method} drafts at {MANY} and more requests: {known}")
+    return lines
+
+
+def clients_of(rows: Sequence[Mapping[str, Any]]) -> float:
+    """Requests in the server on average, by Little's law."""
+    return sum(row["request_throughput"] * row["mean_e2el_ms"] / 1e3 for row in rows) / len(rows)

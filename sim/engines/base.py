@@ -7,6 +7,7 @@ those of rows that the fit never saw (`pdvsim validate --silicon`, `studies/engi
 
 from __future__ import annotations
 
+import math
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -23,6 +24,7 @@ from pdvsim.sim.prices.options import Hardware, Padding
 from pdvsim.sim.prices.steps import EngineError, EngineStep, GraphSizes
 
 GIB = 2**30
+SURE, STEPS = 0.9, 1024  # share of the predicted KV cache that a context may take, in steps of so many tokens
 SIDES = ("the engines that prefill", "the engines that decode")
 
 
@@ -109,12 +111,15 @@ def line(words: Sequence[Any]) -> str:
 def shared_flags(served: Served, k: int, context: str, fp8: str, ranks: int = 1) -> list[Any]:
     """Flags that vLLM and SGLang have in common: context, shards, 8-bit weights and KV cache.
 
-    The context is the drafter's if it is shorter than the target's: nothing was simulated beyond it. `ranks` are those
-    that the engine counts among its shards.
+    The context is the drafter's if it is shorter than the target's, as nothing was simulated beyond it, and no longer
+    than the KV cache has room for: vLLM does not start otherwise. `ranks` are those that the engine counts among its
+    shards.
     """
     size = ranks * served.experiment.hardware.tensor_parallel_size
-    mine, whole = (model.max_position_embeddings for model in (served.pair.draft, served.pair.target))
-    flags: list[Any] = [context, mine] if k and mine is not None and (whole is None or mine < whole) else []
+    mine, whole = (model.max_position_embeddings or math.inf for model in (served.pair.draft, served.pair.target))
+    room = STEPS * (int(SURE * served.cache_tokens) // STEPS) or math.inf  # 0: not known, or hardly any
+    shortest = min(mine if k else math.inf, room)
+    flags: list[Any] = [context, int(shortest)] if shortest < whole else []
     flags += ["--tensor-parallel-size", size] if size > 1 else []
     flags += ["--quantization", "fp8"] if is_fp8(served.pair.target) else []
     return [*flags, *(["--kv-cache-dtype", fp8] if served.experiment.server.kv_cache_dtype == "fp8" else [])]

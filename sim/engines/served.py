@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from difflib import get_close_matches
 from pathlib import Path
 from typing import NamedTuple
 
 from pdvsim.sim.config import Experiment
 from pdvsim.sim.models.names import CHECKPOINTS
-from pdvsim.sim.models.presets import FP8, HEADS, bits_of, can_load, unquantised
+from pdvsim.sim.models.presets import FP8, HEADS, PRESETS, bits_of, can_load, unquantised
 from pdvsim.sim.models.specs import ModelSpec, Pair
 from pdvsim.sim.policies import ARCHITECTURES, policy_of
 
@@ -31,6 +32,7 @@ class Served(NamedTuple):
     k: int  # if only one draft length is possible; 0: no drafter
     single_lost: float = 0.0  # relative loss against varying lengths; nan: not known
     notes: tuple[str, ...] = ()  # how it differs from the experiment
+    cache_tokens: int = 0  # room of a server's KV cache; 0: not known
 
     @property
     def longest(self) -> int:
@@ -81,11 +83,15 @@ def unknown_head(experiment: Experiment) -> str:
     if not experiment.has_drafter or kind not in HEADS or can_load(kind, target):
         return ""
     what = {"mtp": "checkpoint with an MTP layer", "eagle3": "EAGLE-3 head", "p-eagle": "P-EAGLE head"}
-    return f"no {what.get(kind, 'DFlash head')} of {target} is known"
+    near = get_close_matches(target, [name for name in PRESETS if can_load(kind, name)], 1, 0.5)
+    nearest = f"; the nearest model that has one is {near[0]}" if near else ""
+    return f"no {what.get(kind, 'DFlash head')} of {target} is known{nearest}"
 
 
 def drafter_checkpoint(experiment: Experiment) -> str:
-    """The checkpoint of an experiment's drafter: one trained to draft in parallel, if it drafts so."""
+    """The checkpoint of an experiment's drafter: one trained to draft in parallel if it drafts so, or a placeholder."""
+    if unknown_head(experiment):
+        return f"YOUR-{experiment.server.drafted_by.upper()}-HEAD"
     draft, _, _ = experiment.server.pair.partition(":")
     return CHECKPOINTS.get(draft) or checkpoint(experiment.server.models().draft)
 

@@ -104,7 +104,8 @@ class Sglang(InferenceEngine):
             *([] if server.enable_prefix_caching else ["--disable-radix-cache"]),
             *_ranks(hardware),
         ]
-        notes = shared_notes(served, k)
+        notes = [why] if k and (why := unknown_head(served.experiment)) else []
+        notes += shared_notes(served, k)
         if hardware.kv_offload_gb:
             size = f"{hardware.kv_offload_gb / hardware.tensor_parallel_size:.4g}"  # of each GPU
             words += ["--enable-hierarchical-cache", "--hicache-size", size, "--hicache-write-policy", "write_through"]
@@ -163,7 +164,7 @@ def _lacks(served: Served) -> str:
         return f"it rejects vocabularies of different size ({draft.vocab:,} and {target.vocab:,})"
     if kind in ("pard", "p-eagle") and not unknown_head(served.experiment):
         return f"it has no flag for {kind}: of parallel drafters it serves dflash"
-    return LOOKUPS.get(kind) or unknown_head(served.experiment)
+    return LOOKUPS.get(kind, "")
 
 
 def _ranks(hardware: Hardware) -> list[Any]:

@@ -109,8 +109,6 @@ class Vllm(InferenceEngine):
         server, pair, longest = served.experiment.server, served.pair, served.longest
         hardware = served.experiment.hardware
         label = f"vLLM (checked against {self.checked})"
-        if longest and (why := unknown_head(served.experiment)):
-            return [Block(label, "", (*served.notes, why))]
         # vLLM reserves one slot of this budget per request for a draft model
         slots = server.max_num_seqs if longest and server.drafted_by == "model" else 0
         budget = server.max_num_batched_tokens + slots
@@ -120,12 +118,13 @@ class Vllm(InferenceEngine):
             *("--enable-chunked-prefill", "--gpu-memory-utilization", hardware.gpu_memory_utilization),
             *shared_flags(served, longest, "--max-model-len", "fp8"),
             *_compressed(served),
-            *([] if server.enable_prefix_caching else ["--no-enable-prefix-caching"]),
+            "--enable-prefix-caching" if server.enable_prefix_caching else "--no-enable-prefix-caching",
             *_ranks(hardware),
             *(["--no-async-scheduling"] if server.async_scheduling is False else []),
             *(["--enforce-eager"] if server.enforce_eager else []),
         ]
-        notes = shared_notes(served, longest)
+        notes = [why] if longest and (why := unknown_head(served.experiment)) else []
+        notes += shared_notes(served, longest)
         if hardware.kv_offload_gb:
             size = f"{hardware.kv_offload_gb * 1e9 / GIB:.4g}"
             words += ["--kv-offloading-size", size, "--kv-offloading-backend", "native"]

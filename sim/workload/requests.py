@@ -32,6 +32,7 @@ from pdvsim.sim.workload.datasets import Lengths, Trace
 from pdvsim.sim.workload.options import BY_SEED, LENGTHS, PEAK, TRACES, Acceptance, Traffic
 
 CHUNK_REQUESTS = 4096
+BLOCKS = 20  # that a log of one window is cut into, for other seeds
 
 
 class Replay(NamedTuple):
@@ -303,7 +304,11 @@ def _replayed(traffic: Traffic, trace: Trace) -> Replay:
         return Replay(trace.arrival_s[order] - trace.arrival_s[0], order, np.zeros(len(order), dtype=np.int64))
     laps, order = np.divmod(np.arange(count + 1), rows)
     span_s = float(np.ptp(trace.arrival_s))
-    times_s = trace.arrival_s[order] + laps * (span_s * rows / max(1, rows - 1) or 1.0)
+    if resamples(traffic) and traffic.seed and span_s:
+        times_s, order = _other_days(trace.arrival_s, count + 1, np.random.default_rng(traffic.seed))
+        laps = np.zeros_like(order)
+    else:
+        times_s = trace.arrival_s[order] + laps * (span_s * rows / max(1, rows - 1) or 1.0)
     times_s -= times_s[0]
     if not times_s[-1] > 0:
         raise ValueError(
@@ -311,6 +316,29 @@ def _replayed(traffic: Traffic, trace: Trace) -> Replay:
             "raise --num-prompts, or leave out --use-trace-timestamps"
         )
     return Replay(times_s[:-1] * (count / traffic.request_rate / times_s[-1]), order[:-1], laps[:-1])
+
+
+def resamples(traffic: Traffic) -> bool:
+    """Whether seeds after 0 replay a log's blocks in another order: one window, nothing shared."""
+    if not (traffic.use_trace_timestamps and traffic.window == BY_SEED) or traffic.converses:
+        return False
+    return traffic.trace().hashes is None and len(traffic.windows().parts) == 1
+
+
+def _other_days(
+    arrival_s: NDArray[np.float64], count: int, rng: np.random.Generator
+) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
+    """Times and rows of other days of the same process: blocks of the log of equal length in time, drawn at random."""
+    length_s = float(np.ptp(arrival_s)) / BLOCKS
+    at_s = arrival_s - arrival_s[0]
+    block = np.minimum((at_s / length_s).astype(np.int64), BLOCKS - 1)
+    rows = [np.flatnonzero(block == number) for number in range(BLOCKS)]
+    drawn, found = list[int](), 0
+    while found < count:
+        drawn.append(int(rng.integers(BLOCKS)))
+        found += len(rows[drawn[-1]])
+    times_s = [at_s[rows[number]] + (place - number) * length_s for place, number in enumerate(drawn)]
+    return np.concatenate(times_s)[:count], np.concatenate([rows[number] for number in drawn])[:count]
 
 
 def _picked(order: NDArray[np.int64], part: slice, rng: np.random.Generator) -> NDArray[np.int64]:
