@@ -63,18 +63,6 @@ def test_a_batch_counts_prefills() -> None:
     assert launches["rows"][short].min() < 4, "fewer rows than the border, and a prefill besides"
 
 
-def test_the_length_is_looked_up_in_every_step() -> None:
-    controller = ByBatchSize(served(tiers="1:4 5:2 9:0").server)
-    looked_up = []
-    for controller.scheduled in (1, 4, 5, 8, 9, 20, 8, 4):
-        drafted = controller.draft_length(Batch(), 0, 0.0)
-        looked_up.append((drafted, controller.k, controller.selects))
-    assert looked_up == [
-        (4, 4, False), (4, 4, False), (2, 2, False), (2, 2, False), (1, 0, True), (1, 0, True), (2, 2, False),
-        (4, 4, False),
-    ]  # fmt: skip
-
-
 def test_a_hysteresis_keeps_a_length_until_well_past_the_border() -> None:
     controller = ByBatchSize(served(tiers="1:4 20:2", table_hold=0.1).server)
     lengths = []

@@ -8,7 +8,6 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from configs import config_file
 from refusals import one_line
 
 from pdvsim.calibration.fit.build import save
@@ -18,7 +17,6 @@ from pdvsim.sim.models import names
 from pdvsim.sim.models.presets import MODELS, PRESETS, model
 from pdvsim.sim.prices.cards import GPUS, card_file, gpu
 from pdvsim.sim.prices.profile import builtin
-from pdvsim.sim.prices.transfer import shipped
 
 CARD = """\
 name = "my-card"
@@ -97,23 +95,6 @@ def test_a_profile_of_another_card_is_refused(tmp_path: Path, refused: Callable[
     assert "is for a100-80gb, not for --gpu l40s" in refused(argv)
 
 
-def test_ceilings_declared_as_measured_do_not_narrow_the_bar(tmp_path: Path) -> None:
-    """No kernel of the card was timed."""
-    path = tmp_path / "card.toml"
-    path.write_text(CARD + "measured = true\n")
-    assert set(builtin(str(path)).uncertainty.values()) == {shipped().bar(card_known=False)}
-
-
-def test_a_model_from_its_configuration_is_transferred(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    config_file(tmp_path)
-    small = ["--num-prompts", "4", "--output-len", "8", "--input-len", "16", "--json"]
-    assert main(["run", "--pair", f"tinyllama-1.1b:{tmp_path}", *small]) == 0
-    document = json.loads(capsys.readouterr().out)
-    assert document["foundation"].startswith("measured")
-    assert f"transferred: {tmp_path}" in document["foundation"]
-    assert document["output_throughput_low"] < document["output_throughput_high"]
-
-
 # names ---------------------------------------------------------------------------------------------------------------
 
 
@@ -160,18 +141,3 @@ def test_cards(typed: str, taken: str, noted: bool) -> None:
 def test_models(typed: str, taken: str) -> None:
     assert model(typed) is PRESETS[taken]
     assert Server(pair=f"{typed}:{typed}").pair == f"{taken}:{taken}"
-
-
-def test_a_folder_of_that_name_comes_before_the_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "Qwen" / "Qwen2-7B").mkdir(parents=True)
-    monkeypatch.chdir(tmp_path)
-    assert Server(pair="qwen2-1.5b:Qwen/Qwen2-7B").pair == "qwen2-1.5b:Qwen/Qwen2-7B"
-
-
-def test_the_command_says_what_it_took_once_and_prints_the_preset(capsys: pytest.CaptureFixture[str]) -> None:
-    argv = ["--pair", "meta-llama/Llama-3.2-1B:meta-llama/Llama-3.1-8B-Instruct", "--gpu", "h100", "--no-band"]
-    assert main(["run", *argv, "--num-prompts", "2"]) == 0
-    out, err = capsys.readouterr()
-    assert "llama-3.2-1b:llama-3.1-8b" in out
-    for line in ("meta-llama/Llama-3.2-1B is read as llama-3.2-1b", "h100 is read as h100-sxm"):
-        assert err.count(line) == 1

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from pdvsim.sim.engines.profiles import engine_profile
 from pdvsim.sim.machine.kv import capacity_tokens, states_tokens
 from pdvsim.sim.models.layers import Compressed
-from pdvsim.sim.models.presets import PRESETS, CannotShard, drafter, model, shard
+from pdvsim.sim.models.presets import PRESETS, CannotShard, drafter, shard
 from pdvsim.sim.models.specs import ModelSpec, Pair
 from pdvsim.sim.prices.cards import GPUS
 from pdvsim.sim.prices.costs import CostModel
@@ -104,21 +104,6 @@ def test_shards_divide_heads_and_their_groups_alone() -> None:
         shard(replace(FLASH, heads=128), 16)
 
 
-def test_the_mtp_layer_has_a_window_alone() -> None:
-    head = drafter("mtp", FLASH)
-    assert (head.kv_bytes_per_token, head.kept_bytes, head.reach) == (0, 128 * 584, None)
-    assert head.experts is not None
-    assert drafter("eagle3", FLASH).compressed is None
-
-
-@pytest.mark.filterwarnings("ignore::pdvsim.sim.models.names.Note")
-def test_copies_with_other_experts() -> None:
-    names = ("nvidia/DeepSeek-V4-Pro-NVFP4", "sgl-project/DeepSeek-V4-Pro-FP8", "deepseek-ai/DeepSeek-V4-Pro")
-    copies = [model(name) for name in names]
-    assert [copy.experts.weight_bytes for copy in copies if copy.experts] == [0.5625, 1.0, 0.53125]
-    assert len({copy.common_bytes for copy in copies}) == 1
-
-
 @pytest.mark.parametrize("engine", ["vllm", "sglang", "trtllm"])
 @pytest.mark.parametrize("card", ["b200", "h200"])
 def test_engines_have_prices(engine: str, card: str) -> None:
@@ -155,12 +140,3 @@ def test_attention_with_its_products_takes_as_long_as_the_timed_modules(engine: 
     for kind, (at, base, slope) in ((kind, line) for kind, line in lines.items() if line is not None):
         timed += counts[kind] * np.interp(rows, at, base + slope * at * 1024)
     assert np.median(np.abs(ours / timed - 1)) < 0.1
-
-
-def test_no_server_was_measured_and_the_range_says_so() -> None:
-    plain = PRESETS["deepseek-v3"]
-    profile = engine_profile("sglang", "b200")
-    bars = [profile.covering(Pair(drafter("none", spec), spec)).uncertainty[spec.name] for spec in (plain, FLASH)]
-    assert profile.error is not None
-    assert bars[0] == profile.error.tpot
-    assert bars[1] > max(bars[0], 0.25)

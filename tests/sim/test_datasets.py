@@ -155,31 +155,3 @@ def test_sharegpt_counts_the_first_exchange_under_vllms_filter(write: Write, tok
     traffic = Traffic(dataset_path=path, tokenizer=tokenizer, num_prompts=9)
     requests = make_requests(traffic, Acceptance())
     assert {(r.prompt_tokens, r.output_tokens) for r in requests} == {(p, o) for p, o in lengths}
-
-
-def test_sharegpt_with_nothing_left_is_refused(write: Write, tokenizer: str) -> None:
-    for content in ("[]", json.dumps([talk(("human", 1), ("gpt", 1))])):
-        path = write(content)
-        with one_line(path, "holds no conversation that passes vLLM's filter; accepted: prompt >= 4"):
-            read_sharegpt(path, tokenizer, 5, np.random.default_rng(0))
-
-
-@pytest.mark.parametrize(("content", "message"), [
-    ("", "line 1: is not JSON"),
-    ('[\n{"conversations": [', "line 2: is not JSON"),
-    ("{}", "holds an object; accepted: a JSON list"),
-    ("[3]", "entry 0: has no list of turns"),
-    ('[{"conversations": 3}]', "entry 0: has no list of turns"),
-    ('[{"conversations": [3, 4]}]', "conversation 0: turn 0 has no text under 'value'"),
-    ('[{"conversations": [{"from": "human", "value": 3}]}]', "turn 0 has no text"),
-    ("[" * 100_000, "too deep"),
-    ("[" + "1" * 10_000 + "]", "a number too long"),
-])  # fmt: skip
-def test_a_broken_sharegpt_file_is_refused(write: Write, content: str, message: str) -> None:
-    refuses(datasets._conversations, write(content), message)
-
-
-def test_a_folder_without_a_tokenizer_is_refused(tmp_path: Path) -> None:
-    refuses(datasets.token_counter, "gpt2", "is not a folder")  # never fetched from elsewhere
-    (tmp_path / "tokenizer.json").write_text("{")
-    refuses(datasets.token_counter, str(tmp_path), "cannot be loaded")

@@ -11,7 +11,6 @@ from configs import SHAPE, config_file
 
 import pdvsim
 from pdvsim.bench.inputs import checked
-from pdvsim.realrun.machine import as_served
 from pdvsim.sim.config import Arch, ControllerName, Experiment, Hardware, Server, Traffic
 from pdvsim.sim.core import KINDS, Request
 from pdvsim.sim.machine.kv import KvCache
@@ -81,17 +80,6 @@ def test_a_forward_reads_as_many_prompts_as_the_token_budget_holds() -> None:
             reads = (launches["kind"] == KINDS.index("prefill")) & (launches["role"] == 1)
             first[most] = int(launches["tokens"][reads][0])
         assert first == {None: 2048, 4: 256}
-
-
-def test_runs_to_compare_with_the_engine_keep_to_its_limits() -> None:
-    compared = as_served(Experiment("colocated"))
-    assert as_served(compared) == compared
-    assert compared.paged
-    assert compared.server.max_prompts_per_forward is None
-    few = Experiment("colocated", server=Server(max_num_batched_tokens=256))
-    assert as_served(few).server.max_prompts_per_forward == 16
-    fewer = Experiment("pd", server=Server(max_prompts_per_forward=2))
-    assert as_served(fewer).server.max_prompts_per_forward == 2
 
 
 # what a run says of it -----------------------------------------------------------------------------------------------

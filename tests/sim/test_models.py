@@ -237,23 +237,6 @@ def test_a_configuration_that_cannot_be_is_refused_in_one_line(
     assert str(path) in message
 
 
-def test_what_is_refused_but_for_one_field_is_read() -> None:
-    assert from_config(NEMOTRON, "m").layers == 2
-    own = from_config(V4, "m").compressed
-    assert own is not None
-    assert (own.layers, own.selecting, own.whole) == (2, 1, 1)
-
-
-def test_layers_without_experts_are_counted() -> None:
-    for more, dense in (
-        ({}, 0), ({"decoder_sparse_step": 2}, 16), ({"mlp_only_layers": [0, 5]}, 2),
-        ({"first_k_dense_replace": 3}, 3), ({"mlp_layer_types": ["dense", *["sparse"] * 31]}, 1),
-    ):  # fmt: skip
-        experts = from_config(MIXED | more, "m").experts
-        assert experts is not None
-        assert experts.dense_layers == dense
-
-
 def test_a_quantisation_in_a_file_of_its_own_is_refused(tmp_path: Path) -> None:
     """As NVIDIA publishes fp8 checkpoints: config.json alone says bfloat16."""
     config_file(tmp_path, torch_dtype="bfloat16")

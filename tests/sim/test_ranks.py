@@ -19,10 +19,8 @@ from pdvsim.sim.models.presets import CannotShard, model, shard
 from pdvsim.sim.policies.base import Policy
 from pdvsim.sim.prices.costs import CostModel
 from pdvsim.sim.prices.forward import interpolate
-from pdvsim.sim.records import Keeper, Log, Result
-from pdvsim.sim.relevance import refuse_idle
+from pdvsim.sim.records import Keeper, Log
 from pdvsim.sim.run import Client, simulate
-from pdvsim.sim.workload.asked import usual_acceptance
 from pdvsim.sim.workload.requests import Workload
 
 TARGET = "qwen3-30b-a3b"
@@ -221,22 +219,3 @@ def test_ranks_are_dealt_as_engines_do() -> None:
 
     assert ranks("sglang") == [0, 1, 0, 1]
     assert ranks("vllm") == ranks("trtllm") == [0, 1, 1, 1]
-
-
-def test_a_run_counts_all_its_gpus() -> None:
-    result: Result = simulate(experiment(4, replicas=2))
-    assert result.meta["gpus"] == 8
-    assert len(result.meta["bandwidths_bytes_per_s"]) == 4
-    assert set(result.requests["replica"]) == {0, 1}
-
-
-def test_plain_decoding_of_a_mixture_may_have_the_acceptance_of_its_drafter() -> None:
-    """DeepSeek-V3's own MTP layers bring published rates by position, which nobody asked for."""
-    pair, traffic = "mtp-deepseek-v3:deepseek-v3", Traffic()
-    brought = usual_acceptance(pair, traffic)
-    assert brought.synthetic_acceptance_rates
-    refuse_idle([Experiment("autoregressive", traffic, brought, Server(pair=pair), Hardware(tensor_parallel_size=8))])
-    given = replace(brought, synthetic_acceptance_rates=(0.5,) * 8)
-    asked = Experiment("autoregressive", traffic, given, Server(pair=pair))
-    with pytest.raises(ValueError, match="--synthetic-acceptance-rates has no effect here"):
-        refuse_idle([asked])

@@ -74,11 +74,6 @@ def test_works_side_by_side_count_while_they_are() -> None:
     assert outside(Reaches(alone, alone, Reach(rows=16)), *elsewhere) == {"share": 0.0}
 
 
-def test_there_is_no_note_where_no_range_is_known() -> None:
-    assert Outside(Reaches()).metrics() == {}
-    assert "outside_measured" not in pdvsim.run(arch="pd", num_prompts=2, output_len=4, profile="roofline").metrics
-
-
 @pytest.mark.parametrize("arch", ARCHS)
 def test_sizes_are_those_of_the_launches(arch: Arch, monkeypatch: pytest.MonkeyPatch) -> None:
     """What a launch record gives back is what was launched: rows, new tokens, cached ones, and those of prompts."""
@@ -141,9 +136,3 @@ def test_a_profile_may_have_no_ranges(tmp_path: Path) -> None:
         path.write_text(json.dumps(document | {"measured": {"llama-2-7b": wrong}}))
         with pytest.raises(ValueError, match=rf"p\.json: measured\.llama-2-7b\.{says}"):
             load(path)
-
-
-def test_published_kernels_tell_how_many_tokens_they_reach() -> None:
-    profile = builtin("a100-80gb")
-    assert set(profile.measured) == {"codellama-34b", "llama-2-7b", "llama-3.1-8b"}
-    assert profile.measured["llama-2-7b"] == Reach(tokens=4096)

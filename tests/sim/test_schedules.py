@@ -29,7 +29,6 @@ import pytest
 
 from pdvsim.sim.config import Arch, Experiment, Hardware, Host, Server, Traffic
 from pdvsim.sim.core import KINDS, Request
-from pdvsim.sim.machine import lane
 from pdvsim.sim.models.presets import MODELS
 from pdvsim.sim.models.specs import ModelSpec
 from pdvsim.sim.prices import costs
@@ -388,18 +387,6 @@ def test_pdv_always_gathers(run: Run) -> None:
     )
 
 
-def test_pdv_auto_gathers_by_the_latency_model(run: Run) -> None:
-    """The two rows at 75.025: as one batch 2.04 + 10.6 + 0.3 = 12.94 for two rows; as two in turn, every 13.92 one.
-
-    The latter: draft 2.02 / 0.8 = 2.525, then the verify's other 10.3 - 0.505 alone, and the host twice for a launch, a
-    completion and a hand-over: 2 * 0.8. 13.92 in all.
-    So it gathers; with the default too the schedule is that of `always`.
-    """
-    auto, always = (run("pdv", PDV_ASKED, verify_gather=rule, stream_weight=4) for rule in ("auto", "always"))
-    assert events(auto) == events(always)
-    assert delivered(auto) == delivered(always)
-
-
 def test_pdv_unified(run: Run) -> None:
     """One worker, three streams: each turn starts at most one prompt, then drafts, then verifies; weights as in PDV.
 
@@ -486,19 +473,6 @@ def test_pdv_hybrid(run: Run) -> None:
         ],
         [[(20.3, 1), (35.42, 3), (49.9875, 1), (66.4875, 1)], [(70.87, 1), (85.04, 2)]],
     )
-
-
-@pytest.mark.parametrize("gather", ["auto", "always", "never"])
-def test_pdv_hybrid_leaves_no_request_in_the_verify_queue(run: Run, gather: str) -> None:
-    """Threshold 2, three requests. R0 and R1 are being verified, R2 is drafted and queued for verify, when R0 finishes.
-
-    R1 goes back to decode, and since it is on its way there, the verify lane may wait to take it with R2. Two requests
-    are left, few enough to be atomic; but while R2 waits R1 has to go through the lanes, or R2 would wait for its end.
-    """
-    asked: list[Asked] = [(0, 5, 4, {}), (0, 5, 20, {}), (1, 5, 2, {})]
-    result = run("pdv-hybrid", asked, hybrid_threshold=2, verify_gather=gather, stream_weight=4)
-    first, second, third = (result.requests["finish_s"] / MS).tolist()
-    assert first < third < second  # R2 needs one round, R1 sixteen after R0's end
 
 
 def test_adaptive(run: Run) -> None:
@@ -684,15 +658,6 @@ def test_bounded_decode_queue_of_pdv(run: Run) -> None:
     assert times_ms(result, "admitted_s") == [0, 51.8, 163.12]
 
 
-def test_a_request_on_its_way_back_to_decode_is_in_its_queue(run: Run) -> None:
-    """A decode queue bounded at 1 is full from R0's verdict until decode takes R0: R1, in between, has to wait.
-
-    R0: draft 22.9 -> 24.92, 25.12, handed over 25.62, verify 25.72 -> 36.02, verdict 36.22, back at decode 36.72.
-    """
-    result = run("pdv", [(0, 100, 10, {}), (36.5, 5, 1, {})], max_decode_queue=1)
-    assert times_ms(result, "admitted_s") == [0, 36.72]
-
-
 def test_chunked_prefill_in_colocated(run: Run) -> None:
     """103 tokens per step: R0's draft and bonus token take 3, so R1's prompt of 250 comes in 100, 100 and 50.
 
@@ -744,75 +709,6 @@ BEFORE = ["prefill: prefill 0.1-20.1, prefill 20.1-22.1"]
 # Two prompts read in one forward: target 30 -> 30.1, first tokens 30.3; draft 3 -> 33.1, completed 33.3, handed over
 # 33.8. Each request needs one round, of one accepted draft.
 TWO: list[Asked] = [(0, 100, 3, {1: 1}), (0, 100, 3, {1: 1})]
-READ = ["prefill: prefill 0.1-30.1, prefill 30.1-33.1"]
-
-
-@pytest.mark.parametrize("limit", ["max_draft_batch", "max_verify_batch"])
-def test_either_limit_holds_an_atomic_round(run: Run, limit: str) -> None:
-    """R0 alone: draft 33.9 -> 35.92, verify -> 46.22; 46.42. Then R1: 46.52 -> 48.54 -> 58.84; 59.04."""
-    check(run("pd", TWO, **{limit: 1}), [
-        *READ,
-        "decode: draft x1 33.9-35.92, verify x1 35.92-46.22, draft x1 46.52-48.54, verify x1 48.54-58.84",
-    ], [[(30.3, 1), (46.42, 2)], [(30.3, 1), (59.04, 2)]])  # fmt: skip
-
-
-def test_drafts_of_one_are_verified_together(run: Run) -> None:
-    """R0's draft 33.9 -> 35.92, completed 36.12, handed over 36.62; R1's 36.72 -> 38.74, 38.94, 39.44.
-
-    Verify waits for both (`always`): 39.54, 10.6 -> 50.14; 50.34.
-    """
-    check(
-        run("pdv", TWO, max_draft_batch=1, verify_gather="always"),
-        [*READ, "decode: draft x1 33.9-35.92, draft x1 36.72-38.74", "verify: verify x2 39.54-50.14"],
-        [[(30.3, 1), (50.34, 2)], [(30.3, 1), (50.34, 2)]],
-    )
-
-
-@pytest.mark.parametrize("gather", ["always", "auto", "never"])
-def test_drafts_of_two_are_verified_one_by_one(run: Run, gather: str) -> None:
-    """Draft of both 33.9 -> 35.94, completed 36.14, handed over 36.64.
-
-    R0's verify 36.74 -> 47.04; 47.24; R1's 47.34 -> 57.64; 57.84. A full batch waits for nobody, whatever the rule.
-    """
-    check(
-        run("pdv", TWO, max_verify_batch=1, verify_gather=gather),
-        [*READ, "decode: draft x2 33.9-35.94", "verify: verify x1 36.74-47.04, verify x1 47.34-57.64"],
-        [[(30.3, 1), (47.24, 2)], [(30.3, 1), (57.84, 2)]],
-    )
-
-
-# R0 decodes one token per round; R1 is prefilled with it, and R2 comes while it is.
-LATE: list[Asked] = [(0, 100, 5, {}), (24, 5, 1, {}), (25, 5, 1, {})]
-LATE_START = [
-    "prefill: prefill 0.1-20.1, prefill 20.1-22.1, prefill 24.1-73, prefill 73-78.25",
-    "decode: draft x1 22.9-25.125, verify x1 25.125-38, draft x1 38.3-40.825, verify x1 40.825-53.7",
-    "decode: draft x1 54-56.525, verify x1 56.525-69.4, draft x1 69.7-72.225",
-]
-
-
-def test_a_prompt_that_waited_goes_first(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Dynamic priority with a patience of 15 ms; weight 4: the higher of two launches runs at 0.8, the lower at 0.2.
-
-    22.8   R0's first round: 2, more than waits elsewhere, so 3. R1 at 24: 0, more than waits elsewhere, so 1.
-    38.2   from here on R2 waits, so R0's rounds are at 2: still above R1's prompt, prefilled at 0.2 with them
-           and alone for 0.3 between: until 73.0, its draft prompt 1.05 / 0.2 until 78.25; completed 78.45.
-    78.45  R2's prompt has waited 53.45, three times the patience: 0 + 1 + 3 is above the verify under way at 2.
-    78.55  10.5 / 0.8 = 13.125 -> 91.675, first token 91.875; its draft prompt 1.05 / 0.8 = 1.3125 -> 92.9875.
-           The verify has 10.3 - 0.8 * (78.25 - 72.225) - 0.3 = 5.18 left, less a fifth of 14.4375: 2.2925 -> 95.28.
-    """
-    monkeypatch.setattr(lane, "PATIENCE_S", 15 * MS)
-    check(
-        run("pd", LATE, priority="dynamic", stream_weight=4),
-        [*LATE_START, "prefill: prefill 78.55-91.675, prefill 91.675-92.9875", "decode: verify x1 72.225-95.28"],
-        [[(20.3, 1), (38.2, 1), (53.9, 1), (69.6, 1), (95.48, 1)], [(73.2, 1)], [(91.875, 1)]],
-    )
-
-
-def test_the_fixed_order_lets_it_wait(run: Run) -> None:
-    """The same until 78.45; then the verify's 5.18 / 0.8 = 6.475 -> 85.025, and R2 10.5 - 1.295 = 9.205 -> 94.23."""
-    result = run("pd", LATE, stream_weight=4)
-    assert [launch[:3] for launch in events(result)][:11] == [launch[:3] for launch in expected(LATE_START)]
-    assert [deliveries[-1][0] for deliveries in delivered(result)] == pytest.approx([85.225, 73.2, 94.43], abs=NEAR)
 
 
 def test_preemptive_priority(run: Run) -> None:
@@ -990,14 +886,3 @@ def test_idle_lane_takes_host_time_from_the_other(run: Run) -> None:
         "prefill: prefill 0.125-20.125, prefill 20.125-22.125",
         "decode: draft x1 23.125-25.145, verify x1 25.145-35.445",
     ], [[(20.375, 1), (35.695, 2)]])  # fmt: skip
-
-
-def test_baseline_wakes_no_more_workers_than_requests_wait(run: Run) -> None:
-    """Two workers, one request: the other worker stays idle and takes its fifth of the host, as above.
-
-    0       launches 0.125 and 0.25: draft 0.125 -> 2.125, target -> 22.125, first token 22.375.
-    22.375  draft launched 22.5 -> 24.52, verify -> 34.82; 35.07.
-    """
-    check(run("baseline", [(0, 100, 3, {1: 1})], num_workers=2, idle_poll_s=1 * MS, idle_poll_cost_s=0.25 * MS), [
-        "main: prefill 0.125-2.125, prefill 2.125-22.125, draft x1 22.5-24.52, verify x1 24.52-34.82",
-    ], [[(22.375, 1), (35.07, 2)]])  # fmt: skip

@@ -223,22 +223,6 @@ def test_trimming_counts_by_the_rows(loops: list[Result]) -> None:
     assert metrics["mean_e2el_ms"] == pytest.approx(1e3 * e2el_s.mean())
 
 
-def test_where_the_last_send_would_leave_nothing_the_last_finish_closes() -> None:
-    for traffic in (Traffic(num_prompts=40, max_concurrency=64, **R128), Traffic(num_prompts=40, **R128)):
-        run = simulate(Experiment("colocated", traffic))
-        metrics = summarise(run, Scoring(warmup_requests=10))
-        assert metrics["duration"] == run.requests["finish_s"].max()
-        assert metrics["completed"] == pytest.approx(40)  # all were served in it
-
-
-def test_an_open_loop_is_measured_to_its_last_finish() -> None:
-    run = simulate(Experiment("pd", Traffic(num_prompts=60, request_rate=20.0, **R128)))
-    metrics = summarise(run, Scoring(warmup_requests=20))
-    assert metrics["duration"] == run.requests["finish_s"].max() - run.requests["arrival_s"][20]
-    in_flight = int((run.requests["finish_s"][:20] > run.requests["arrival_s"][20]).sum())
-    assert 40 < metrics["completed"] < 40 + in_flight
-
-
 @pytest.mark.parametrize("arch", sorted(set(ARCHS) - {"autoregressive"}))
 def test_the_rate_per_judged_token_estimates_what_was_given(arch: Arch) -> None:
     """Within four standard deviations of a binomial; vLLM's, over all drafted, is another figure."""

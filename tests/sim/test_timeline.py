@@ -11,7 +11,6 @@ from collections import defaultdict
 from typing import Any
 
 import pytest
-from synthetic import result
 
 from pdvsim.sim.config import Experiment, Hardware, Server, Traffic
 from pdvsim.sim.metrics.timeline import HOSTS, REQUESTS, trace
@@ -46,10 +45,6 @@ def test_requests_in_flight_rise_and_return_to_zero() -> None:
         assert series[-1] == 0
         assert min(series) == 0
         assert max(series) > 0
-
-
-def test_an_empty_run_is_still_a_trace() -> None:
-    assert [e["ph"] for e in events_of(result(Experiment(), []))] == ["M", "M"]
 
 
 def traced(arch: str, **more: Any) -> tuple[Result, list[dict[str, Any]]]:

@@ -13,13 +13,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pdvsim.sim.assembly import ServerParts, profile_of
-from pdvsim.sim.config import Acceptance, Arch, Experiment, Hardware, Server, Traffic
-from pdvsim.sim.core import KINDS, Request
+from pdvsim.sim.config import Acceptance, Experiment, Hardware, Server, Traffic
+from pdvsim.sim.core import Request
 from pdvsim.sim.machine.batch import Batch, apply_verdict
 from pdvsim.sim.policies.planner import Planner, StepCosts
 from pdvsim.sim.policies.verification import AdaptiveVerification, best_budget, widths
 from pdvsim.sim.records import Result
-from pdvsim.sim.relevance import applicable
 from pdvsim.sim.run import simulate
 
 ADAPTIVE = "adaptive-verification"
@@ -72,21 +71,6 @@ def test_the_budget_is_the_best_of_all(chances: list[list[float]], data: st.Data
         assert expected(tuple(chosen.tolist())) == pytest.approx(most[budget])
     budget = best_budget(-np.sort(-scores, axis=None), rows, costs_s)
     assert most[budget] / costs_s[budget] == pytest.approx(np.max(np.array(most) / costs_s))
-
-
-def test_equal_estimates_and_steps_of_equal_cost_verify_everything() -> None:
-    controller = AdaptiveVerification(Server(controller=ADAPTIVE, num_speculative_tokens=5), Flat())
-    rows = rows_of(0, 1, 2)
-    controller.select(rows, ())
-    assert [(row.state.k, row.state.left_out) for row in rows] == [(5, 0)] * 3
-
-
-def test_an_oracle_verifies_exactly_what_is_accepted() -> None:
-    controller = AdaptiveVerification(Server(controller=ADAPTIVE, confidence_noise=0.0), Flat())
-    rows = rows_of(0, 3, 9, k=5)
-    controller.select(rows, ())
-    assert [row.state.k for row in rows] == [0, 3, 5]
-    assert [*rows.verdict()] == [0, 3, 5]
 
 
 def test_estimates_are_means_of_beta_posteriors() -> None:
@@ -188,26 +172,6 @@ def test_better_estimates_are_faster() -> None:
     oracle, noisy, verdicts = (speed(run(confidence_noise=noise)) for noise in (0.0, 0.5, None))
     everything = speed(run(controller="fixed"))
     assert oracle > noisy > verdicts > everything
-
-
-@pytest.mark.parametrize("arch", ["baseline", "colocated", "pd", "pdv", "pdv-unified", "pdv-hybrid"])
-@pytest.mark.parametrize("early", [False, True])
-def test_every_request_gets_its_tokens_in_every_architecture(arch: Arch, early: bool) -> None:
-    """Also where requests are preempted with drafts that were left out."""
-    server = Server(controller=ADAPTIVE, max_num_seqs=8, async_scheduling=early)
-    traffic = Traffic("random", num_prompts=20, input_len=100, output_len=120, max_concurrency=12)
-    hardware = Hardware(kv_capacity_tokens=700)
-    chosen = applicable(Experiment(arch, traffic, Acceptance(acceptance_concentration=4.0), server, hardware))
-    result = simulate(chosen)
-    requests, launches = result.requests, result.launches
-    got = np.bincount(result.deliveries["request"], result.deliveries["tokens"])
-    np.testing.assert_array_equal(got, requests["output_tokens"])
-    assert requests["preemptions"].sum() > 0
-    assert 0 < requests["drafted"].sum() < 4 * requests["rounds"].sum()
-    assert np.all(requests["accepted"] <= requests["drafted"])
-    verifies = np.isin(launches["kind"], [KINDS.index("verify"), KINDS.index("decode")])
-    alone = verifies & (launches["prompt_start"] == 0)
-    assert np.all(launches["tokens"][alone] >= launches["rows"][alone])
 
 
 @pytest.mark.parametrize("rereads", [False, True])

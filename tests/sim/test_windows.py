@@ -127,14 +127,6 @@ def test_seeds_replay_different_windows_at_one_rate(tmp_path: Path) -> None:
             replace(traffic, window=wrong)
 
 
-def test_a_window_needs_a_replay(refused: Any, tmp_path: Path) -> None:
-    path = written(tmp_path, "arrival_s,prompt_tokens,output_tokens", [(0, 10, 5), (1, 10, 5)])
-    message = refused(["run", "--dataset-path", path, "--window", "peak"])
-    assert "--window has no effect here: it belongs to --use-trace-timestamps" in message
-    message = refused(["advise", "--dataset-path", path, "--concurrency", "4", "--window", "peak"])
-    assert "--window is a part of a replayed file" in message
-
-
 def test_all_conversations_are_whole_at_every_rate_and_seed(tmp_path: Path) -> None:
     """So the share of prompt tokens that the cache has does not depend on them."""
     trace = talks(12)
