@@ -72,14 +72,10 @@ def test_five_lines_of_toml_are_a_card(tmp_path: Path, capsys: pytest.CaptureFix
 @pytest.mark.parametrize(("old", "new", "says"), [
     ("source =", "sauce =", "sauce: unknown key"),
     ('source = "data sheet of 2025"\n', "", "source: is missing"),
-    ('"data sheet of 2025"', '" "', "source: must be a text"),
-    ("1.8e12", "1800", "bandwidth_bytes_per_s: must be 1e+09 to 1e+14, got 1800"),
     ("1.8e12", "nan", "bandwidth_bytes_per_s: must be"),
     ("210e12", '"fast"', "flops_per_s: must be a number, got 'fast'"),
-    ("34e9", "34", "memory_bytes: must be 1e+09"),
     ("34e9", "true", "memory_bytes: must be a number"),
     ("my-card", "h200", "name: h200 is a built-in card"),
-    ("source =", "sms = 0\nsource =", "sms: must be 1 to 1024"),
     ("name =", "name", "is not TOML"),
 ])  # fmt: skip
 def test_a_bad_card_is_refused_in_one_line(tmp_path: Path, old: str, new: str, says: str) -> None:
@@ -109,12 +105,9 @@ def test_every_other_name_is_of_a_preset_and_of_one_only() -> None:
 
 @pytest.mark.parametrize(("typed", "taken", "noted"), [
     ("h100", "h100-sxm", True),
-    ("H100", "h100-sxm", True),
-    ("a100", "a100-80gb", True),
     ("A100-80GB", "a100-80gb", False),
     ("rtx_4090", "rtx-4090", False),
     ("NVIDIA H100 80GB HBM3", "h100-sxm", True),  # as nvidia-smi says
-    ("NVIDIA A100-SXM4-40GB", "a100-40gb", True),
     ("NVIDIA GeForce RTX 4090", "rtx-4090", True),
 ])  # fmt: skip
 def test_cards(typed: str, taken: str, noted: bool) -> None:
@@ -125,17 +118,10 @@ def test_cards(typed: str, taken: str, noted: bool) -> None:
 
 
 @pytest.mark.parametrize(("typed", "taken"), [
-    ("Llama-3.1-8B", "llama-3.1-8b"),
     ("meta-llama/Llama-3.1-8B-Instruct", "llama-3.1-8b"),
-    ("Llama-3.1-8B-Instruct", "llama-3.1-8b"),
-    ("Qwen/Qwen2-7B", "qwen2-7b"),
     ("TinyLlama/TinyLlama-1.1B-Chat-v1.0", "tinyllama-1.1b"),
-    ("google/gemma-2b-it", "gemma-2b"),
     ("meta-llama/Meta-Llama-3.1-70B", "llama-3.1-70b"),
-    ("Qwen/Qwen3-14B", "qwen3-14b"),
     ("unsloth/Qwen3-14B", "qwen3-14b"),  # a copy
-    ("google/gemma-3-27b-it", "gemma-3-27b"),
-    ("microsoft/phi-4", "phi-4"),
 ])  # fmt: skip
 @pytest.mark.filterwarnings("ignore::pdvsim.sim.models.names.Note")
 def test_models(typed: str, taken: str) -> None:

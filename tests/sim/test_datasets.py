@@ -76,24 +76,13 @@ GOOD = '{"timestamp": 0, "input_length": 1, "output_length": 1}\n'
 
 
 @pytest.mark.parametrize(("read", "content", "message"), [
-    (read_azure, "", "holds no request"),
     (read_azure, AZURE, "holds no request"),
-    (read_azure, AZURE + "2023-11-16 18:15:46,374\n", "line 2: 2 fields, the header has 3"),
     (read_azure, AZURE + "2023-11-16 18:15:46,-3,4\n", "line 2: ContextTokens is '-3'; accepted: a whole number"),
-    (read_azure, AZURE + "2023-11-16 18:15:46,3," + "9" * 5000 + "\n", "line 2: GeneratedTokens is '999"),
-    (read_azure, AZURE + "2023-13-45 18:15:46,3,4\n", "line 2: TIMESTAMP is '2023-13-45 18:15:46'"),
     (read_azure, AZURE + '"2023', "line 2: is not CSV"),
-    (read_burstgpt, AZURE + "1,2,3", "has no column model; accepted: the columns model"),
     (read_burstgpt, BURST + "1,ChatGPT,5,5,10,API log\n", "holds no request"),
-    (read_burstgpt, BURST + "nan,GPT-4,5,5,10,API log\n", "line 2: Timestamp is 'nan'"),
-    (read_burstgpt, BURST + "1,GPT-4,,5,0,API log\n", "line 2: Request tokens is ''"),
     (read_mooncake, GOOD + "[1]\n", "line 2: holds a list"),
-    (read_mooncake, GOOD + GOOD[:20], 'line 2: \'{"timestamp": 0, "in\' is not JSON'),
-    (read_mooncake, GOOD.strip() * 2, "line 1: "),
     (read_mooncake, "[" * 100_000, "line 1: "),
-    (read_mooncake, "1" * 10_000, "line 1: "),
     (read_mooncake, GOOD.replace(": 0", ": NaN"), "line 1: timestamp is nan"),
-    (read_mooncake, GOOD.replace(": 0", ": 1" + "0" * 400), "line 1: timestamp is a number of 19 or more digits"),
     (read_mooncake, GOOD.replace("output", "out"), "has no column output_length"),
     (read_mooncake, GOOD.replace(": 1", ": true"), "line 1: input_length is True"),
 ])  # fmt: skip

@@ -136,7 +136,6 @@ def test_presets_have_the_parameters_that_their_makers_state(name: str) -> None:
     assert PRESETS[name].params / 1e9 == pytest.approx(BILLIONS[name], rel=0.01)
 
 
-INT8 = {"group_0": {"weights": {"num_bits": 8, "type": "int"}}}
 INT4 = {"group_0": {"weights": {"num_bits": 4, "type": "int", "group_size": 128}}}
 FLOAT8 = {"group_0": {"weights": {"num_bits": 8, "type": "float"}, "input_activations": {"num_bits": 8}}}
 
@@ -144,7 +143,6 @@ FLOAT8 = {"group_0": {"weights": {"num_bits": 8, "type": "float"}, "input_activa
 @pytest.mark.parametrize(("given", "layer_bytes"), [
     ({"quant_method": "fp8", "activation_scheme": "dynamic", "weight_block_size": [128, 128]}, 1.0),
     ({"quant_method": "compressed-tensors", "config_groups": FLOAT8}, 1.0),
-    ({"quant_method": "compressed-tensors", "config_groups": INT4}, 0.5 + 2.5 / 128),
     ({"quant_method": "awq", "bits": 4, "group_size": 64}, 0.5 + 2.5 / 64),
     ({"quant_method": "gptq", "bits": 4, "group_size": -1}, 0.5),
 ])  # fmt: skip
@@ -180,18 +178,11 @@ V4: dict[str, Any] = {
     "n_routed_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 128, "compress_ratios": [4, 128, 0],
 }  # fmt: skip
 QUANTISED = [
-    ({"quant_method": "bitsandbytes", "load_in_4bit": True}, "bitsandbytes"),
     ({"quant_method": "gptq", "bits": 3}, "gptq, 3 bits"),
-    ({"quant_method": "mxfp4"}, "mxfp4"),
     ({"quant_method": "compressed-tensors"}, "compressed-tensors"),
-    ({"quant_method": "compressed-tensors", "config_groups": INT8}, "compressed-tensors"),
     (["fp8"], "quantization_config"),
 ]
 REFUSED: list[tuple[dict[str, Any], dict[str, Any], str]] = [
-    (SHAPE, {"model_type": "mamba"}, "model family 'mamba' is not supported"),
-    (SHAPE, {"hidden_size": None}, "hidden_size: must be a whole number, got None"),
-    (SHAPE, {"hidden_size": float("inf")}, "hidden_size: must be a whole number, got inf"),
-    (SHAPE, {"vocab_size": -1}, "vocab_size: must be 2 to 10000000, got -1"),
     (SHAPE, {"vocab_size": True}, "vocab_size: must be a whole number, got True"),
     (SHAPE, {"num_attention_heads": 32.9}, "num_attention_heads: must be a whole number, got 32.9"),
     (SHAPE, {"num_hidden_layers": 10**400}, "num_hidden_layers: must be 1 to 1000, got a number of 19 or more digits"),
@@ -201,17 +192,12 @@ REFUSED: list[tuple[dict[str, Any], dict[str, Any], str]] = [
     (SHAPE, {"num_local_experts": 8}, "mixture of experts"),
     (SHAPE, {"kv_lora_rank": 512}, "compressed KV cache"),
     (SHAPE, {"model_type": "llava", "text_config": {}}, "text_config"),
-    (SHAPE, {"model_type": "brand_new"}, "unknown family"),
     # served as 16-bit weights they would move more bytes
     *((SHAPE, {"quantization_config": given}, rf"quantised weights \(.*{named}") for given, named in QUANTISED),
     (SHAPE, {"compression_config": {"format": "float-quantized"}}, r"quantised weights \(.*compression_config"),
     (SHAPE, {"torch_dtype": "float8_e4m3fn"}, r"quantised weights \(.*float8_e4m3fn"),
-    (SHAPE, {"dtype": 8}, r"quantised weights \(.*dtype 8"),
     (MIXED, {"num_experts": None}, "num_local_experts is missing"),
-    (MIXED, {"num_experts_per_tok": None}, "num_experts_per_tok is missing"),
     (MIXED, {"num_experts_per_tok": 129}, "num_experts_per_tok: a token cannot take 129 of 128 experts"),
-    (MIXED, {"num_experts": "many"}, "num_experts: must be a whole number"),
-    (MIXED, {"moe_intermediate_size": 0}, "moe_intermediate_size: must be 8 to"),
     (MIXED, {"decoder_sparse_step": 64}, "none of the 32 layers has experts"),
     (MIXED, {"mlp_only_layers": 3}, "mlp_only_layers: must be a list"),
     (MIXED, {"model_type": "deepseek_v3", "n_routed_experts": 8, "num_experts": None, "kv_lora_rank": 512},
@@ -219,11 +205,8 @@ REFUSED: list[tuple[dict[str, Any], dict[str, Any], str]] = [
     (NEMOTRON, {"hybrid_override_pattern": "MEX"}, "letters M"),
     (NEMOTRON, {"hybrid_override_pattern": "MEME"}, "not a Nemotron-H model"),
     (NEMOTRON, {"mamba_ssm_cache_dtype": "int3"}, "mamba_ssm_dtype: must be float32"),
-    (NEMOTRON, {"ssm_state_size": None}, "ssm_state_size"),
-    (V4, {"compress_ratios": [4, 8]}, "compress_ratios: must have 0, 4 or 128 for each of 2 layers"),
     (V4, {"compress_ratios": [4]}, "compress_ratios"),
     (V4, {"o_groups": 3}, "4 heads are no multiple of 3 groups"),
-    (V4, {"hc_mult": None}, "hc_mult"),
 ]  # fmt: skip
 
 

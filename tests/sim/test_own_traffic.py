@@ -82,11 +82,8 @@ def test_times_in_any_unit(tmp_path: Path, name: str, times: tuple[Any, ...], un
 
 
 @pytest.mark.parametrize(("header", "row", "says"), [
-    (HEADER, (0, "ten", 3, 0.5, "a"), "line 2: prompt_tokens is 'ten'; accepted: a whole number"),
     (HEADER, (0, 10, 2.5, 0.5, "a"), "line 2: output_tokens is '2.5'"),
     (HEADER, (0, 10, 3, 1.5, "a"), "line 2: acceptance is '1.5'; accepted: a share"),
-    (HEADER, ("soon", 10, 3, 0.5, "a"), "line 2: arrival_s is 'soon'"),
-    (HEADER, (0, 10, 3), "line 2: 3 fields, the header has 5"),
     (("when", "how_long"), (0, 1), "no prompt-length column found (columns: when, how_long). Name it with --columns"),
     (
         ("prompt_tokens",),

@@ -81,11 +81,9 @@ def test_a_slower_machine_serves_slower(tmp_path: Path) -> None:
 
 
 NO_PACE = (
-    "{}", "[]", '{"pace_target": "x"}', '{"pace_target": -1}', '{"pace_target": 1e9}', '{"pace_launches": []}',
-    '{"pace_launches": "x"}', '{"pace_launches": [[1, 4, 20, 1, 5, 9, 99]]}',
-    '{"pace_launches": [[1, 0, 0, 1, 5, 9, 99, 0.1]]}',
-    '{"pace_launches": [[2, 4, 20, 1, 5, 9, 99, 0.1]]}', '{"pace_launches": [[1, 4, 20, 1, 5, 9, 99, -0.1]]}',
-    '{"pace_launches": [[1, 4.5, 20, 1, 5, 9, 99, 0.1]]}',
+    '{"pace_target": "x"}', '{"pace_target": 1e9}', '{"pace_launches": "x"}',
+    '{"pace_launches": [[1, 4, 20, 1, 5, 9, 99]]}', '{"pace_launches": [[1, 0, 0, 1, 5, 9, 99, 0.1]]}',
+    '{"pace_launches": [[1, 4, 20, 1, 5, 9, 99, -0.1]]}', '{"pace_launches": [[1, 4.5, 20, 1, 5, 9, 99, 0.1]]}',
 )  # fmt: skip
 
 
