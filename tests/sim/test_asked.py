@@ -187,11 +187,8 @@ def rows(capsys: pytest.CaptureFixture[str], *words: str) -> dict[tuple[str, str
 
 def test_tokens_per_round_are_those_of_runs(capsys: pytest.CaptureFixture[str]) -> None:
     listed = rows(capsys)["eagle3", "sharegpt"]
-    for k in (1, 4):
-        run = pdvsim.run(
-            model="llama-3.1-8b", drafter="eagle3", arch="colocated", num_speculative_tokens=k, num_prompts=300
-        )
-        assert run.metrics["spec_decode_acceptance_length"] == pytest.approx(float(listed[f"k={k}"]), rel=0.04)
+    run = pdvsim.run(model="llama-3.1-8b", drafter="eagle3", num_speculative_tokens=4, num_prompts=300)
+    assert run.metrics["spec_decode_acceptance_length"] == pytest.approx(float(listed["k=4"]), rel=0.04)
 
 
 # The second answer repeats the first: a look-up in other answers finds it, one in its own tokens does not.

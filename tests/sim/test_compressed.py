@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from pdvsim.sim.engines.profiles import engine_profile
 from pdvsim.sim.machine.kv import capacity_tokens, states_tokens
 from pdvsim.sim.models.layers import Compressed
-from pdvsim.sim.models.presets import PRESETS, CannotShard, drafter, shard
-from pdvsim.sim.models.specs import ModelSpec, Pair
+from pdvsim.sim.models.presets import PRESETS, CannotShard, shard
+from pdvsim.sim.models.specs import ModelSpec
 from pdvsim.sim.prices.cards import GPUS
 from pdvsim.sim.prices.costs import CostModel
 from pdvsim.sim.prices.forward import ForwardTerms
@@ -102,26 +102,6 @@ def test_shards_divide_heads_and_their_groups_alone() -> None:
     assert attention(part).compressors(7168) == own.compressors(7168)
     with pytest.raises(CannotShard, match="groups of heads, 8, is no multiple"):
         shard(replace(FLASH, heads=128), 16)
-
-
-@pytest.mark.parametrize("engine", ["vllm", "sglang", "trtllm"])
-@pytest.mark.parametrize("card", ["b200", "h200"])
-def test_engines_have_prices(engine: str, card: str) -> None:
-    """They rise with rows and context; past what is selected a token costs less, and selecting is not free."""
-    spec = shard(FLASH, 4)
-    pair = Pair(drafter("mtp", spec), spec)
-    profile = engine_profile(engine, card).covering(pair)  # type: ignore[arg-type]
-    costs = CostModel(spec, profile.models[spec.name])
-
-    def seconds(rows: int, context: int) -> float:
-        return costs.price(rows, 1, 1, rows * context).seconds(rows * context)
-
-    assert seconds(256, 1000) > seconds(64, 1000) > seconds(1, 1000) > 0
-    assert seconds(64, 60_000) > seconds(64, 30_000) > seconds(64, 2049) >= seconds(64, 2048) > seconds(64, 1000)
-    assert (seconds(64, 60_000) - seconds(64, 30_000)) / 30 < seconds(64, 2000) - seconds(64, 1000)
-    assert costs.price(0, prompts=[(0, 8192)]).seconds_0 > 1.5 * costs.price(0, prompts=[(0, 4096)]).seconds_0
-    head = CostModel(pair.draft, profile.models[pair.draft.name])
-    assert head.price(8, 1, 1, 8000).seconds(8000) == pytest.approx(head.price(8, 1, 1, 0).seconds(0), rel=1e-4)
 
 
 @pytest.mark.parametrize(("engine", "card"), [("vllm", "h200"), ("sglang", "b200"), ("trtllm", "b200")])

@@ -68,14 +68,6 @@ def test_a_limit_is_on_conversations() -> None:
     assert thinking["finish_s"].max() > 5 * requests["finish_s"].max()  # nobody else is let in meanwhile
 
 
-@pytest.mark.parametrize("turns", [1, 5])
-def test_the_rate_is_of_requests(turns: int) -> None:
-    traffic = Traffic("random", num_prompts=4000, input_len=20, output_len=12, num_turns=turns, request_rate=10.0)
-    starts = np.concatenate(list(Workload(traffic, Acceptance()).arrivals()))
-    assert len(starts) == 4000 / turns
-    assert starts[-1] == pytest.approx(400, rel=0.15)
-
-
 def test_a_conversation_ends_before_it_is_too_long() -> None:
     """TinyLlama's context has 2,048 tokens: five turns of 300 and 100 fit, and then another begins."""
     traffic = Traffic("random", num_prompts=12, input_len=300, output_len=100, num_turns=50)
@@ -172,14 +164,6 @@ def test_mooncake_s_hashes_are_prefixes(mooncake: str) -> None:
     assert (again.num_cached_tokens[3:] < 1100).all()  # sent again, it has other texts
     off = pdvsim.run(arch="pd", dataset_path=mooncake, use_trace_timestamps=True, enable_prefix_caching=False)
     assert off.metrics["mean_ttft_ms"] > run.metrics["mean_ttft_ms"]
-
-
-def test_a_hash_after_other_hashes_is_another_text(tmp_path: Path) -> None:
-    """Files may hold what no prefix hash would: the same number after different ones."""
-    ids = ([1, 2, 3], [9, 2, 3], [9, 2, 4], [2, 2, 2], [1, 2, 3])
-    rows = [{"timestamp": 9000 * n, "input_length": 1500, "output_length": 5, "hash_ids": i} for n, i in enumerate(ids)]
-    run = pdvsim.run(arch="pd", dataset_path=write(tmp_path / "odd.jsonl", rows), use_trace_timestamps=True)
-    assert run.requests.num_cached_tokens.tolist() == [0, 0, 1024, 0, 1488]
 
 
 def test_traffic_says_how_much_repeats(mooncake: str, talks: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -151,26 +151,6 @@ def test_over_an_endless_link_the_first_token_is_prefill_and_one_step(endless_li
     assert ttft_s == pytest.approx(prefill_s + between_s + step_s, abs=2 * (profile.host.request_s + 1e-9))
 
 
-def test_overlap_hides_at_most_the_prefill() -> None:
-    """And at least what layer by layer leaves of it: TTFT is between those of no transfer and of one at the end."""
-    alone = replace(FIXED, num_prompts=6, max_concurrency=1)
-    links = {}
-    for transfer in ("layers", "prompt"):
-        for link in ("nvlink4", "400gbe", "100gbe"):
-            result = simulate(apart("1p1d", alone, {"drafter": "none"}, FREE_HOST, kv_transfer=transfer, kv_link=link))
-            ttft_s = float(np.mean(result.requests["first_token_s"] - result.requests["arrival_s"]))
-            prefills = result.launches["gpu"] == 0
-            prefill_s = np.mean((result.launches["end_s"] - result.launches["start_s"])[prefills])
-            links[transfer, link] = ttft_s, float(prefill_s)
-    target = apart("1p1d").pair.target
-    for name in ("nvlink4", "400gbe", "100gbe"):
-        (layers_s, prefill_s), (prompt_s, _) = links["layers", name], links["prompt", name]
-        whole_s = 600 * target.kv_bytes_per_token / LINKS[name].bytes_per_s
-        exposed_s = max(whole_s / target.layers, whole_s - prefill_s * (1 - 1 / target.layers))
-        assert prompt_s - layers_s == pytest.approx(whole_s - exposed_s, rel=1e-6)
-        assert prompt_s - layers_s <= prefill_s
-
-
 def test_a_drafter_is_sent_or_prefilled_again() -> None:
     """Sent: it prefills with the target. Recomputed: the first draft of a request has its prompt before it."""
     alone = replace(FIXED, num_prompts=8, max_concurrency=1)

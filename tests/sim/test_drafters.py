@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import warnings
 from dataclasses import replace
 
 import numpy as np
 import pytest
 
-from pdvsim.decide.formula import Formula
 from pdvsim.sim.assembly import ServerParts, covering_profile
-from pdvsim.sim.config import Acceptance, Experiment, Hardware, Server, Traffic
+from pdvsim.sim.config import Acceptance, Experiment, Server, Traffic
 from pdvsim.sim.core import Request
 from pdvsim.sim.machine.batch import Batch, Launch
 from pdvsim.sim.machine.kv import capacity_tokens
@@ -19,7 +17,6 @@ from pdvsim.sim.models.presets import PRESETS, pair
 from pdvsim.sim.models.specs import HeadSpec
 from pdvsim.sim.prices.profile import builtin, roofline
 from pdvsim.sim.records import Launches
-from pdvsim.sim.relevance import Doubt, warn
 from pdvsim.sim.run import simulate
 from pdvsim.sim.workload.acceptance import measured
 from pdvsim.sim.workload.lookup import Lookup, lookup_of
@@ -78,16 +75,6 @@ def test_a_drafter_takes_the_place_of_a_pairs_draft_model() -> None:
     assert named.pair == "mtp-llama-3.1-8b:llama-3.1-8b"
     again = replace(Server("a:b", drafter="eagle3"), pair="c:d")
     assert again.pair == "eagle3-d:d"
-
-
-def test_acceptance_of_another_drafter_is_doubtful() -> None:
-    for other, kind in (("eagle3", "ngram"), ("ngram", "eagle3"), ("ngram", "suffix")):
-        with pytest.warns(Doubt, match=f"sharegpt-{other} was not measured with --drafter {kind}"):
-            warn([replace(serving(kind), acceptance=Acceptance(acceptance_model=f"sharegpt-{other}"))])
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        for kind in ("eagle3", "ngram", "suffix"):
-            warn([replace(serving(kind), acceptance=Acceptance(acceptance_model=f"sharegpt-{kind}"))])
 
 
 # costs ---------------------------------------------------------------------------------------------------------------
@@ -177,16 +164,3 @@ def test_rounds_gain_what_was_recorded_and_most_have_no_drafts(name: str) -> Non
 
 
 # what is chosen ------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("kind", "acceptance"), [("eagle3", "sharegpt-eagle3"), ("mtp", "sharegpt-eagle3"), ("ngram", "sharegpt-ngram")]
-)
-def test_the_formula_is_near_the_simulation(kind: str, acceptance: str) -> None:
-    given = Acceptance(acceptance_model=acceptance)
-    for k, rows in ((1, 4), (4, 4), (3, 48)):
-        experiment = serving(kind, k, num_prompts=6 * rows, max_concurrency=rows)
-        experiment = replace(experiment, acceptance=given, hardware=Hardware(band=False))
-        result = simulate(experiment)
-        simulated = result.requests["output_tokens"].sum() / result.requests["finish_s"].max()
-        assert Formula(experiment).at(k).tokens_per_s == pytest.approx(simulated, rel=0.12), (k, rows)

@@ -8,9 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from pdvsim.bench.band import ends, spanned
 from pdvsim.decide.deploy import deployment
-from pdvsim.decide.error import lead_error
 from pdvsim.sim.assembly import covering_profile
 from pdvsim.sim.config import Experiment, Hardware, Server, Traffic
 from pdvsim.sim.core import KINDS
@@ -108,16 +106,6 @@ def test_older_versions_have_their_own_constants():
     assert sglang("0.5.14") == sglang()
 
 
-def test_a_version_of_an_engine_is_predicted_and_stated():
-    older, newest, same = (served(f"vllm{version}") for version in ("==0.13.0", "", "==99.0"))
-    times = [simulate(one).requests["finish_s"].max() for one in (older, newest, same)]
-    assert times[0] > times[1] == times[2]
-    assert "host of vllm 0.13.0" in covering_profile(older).foundation
-    notes = {block.label.split()[0]: block.notes for block in deployment(older)}
-    assert "predicted: vLLM 0.13.0" in notes["vLLM"]
-    assert not any("0.13.0" in note for note in notes["SGLang"])
-
-
 def served(engine: str, **server: object) -> Experiment:
     return Experiment(
         "autoregressive",
@@ -175,25 +163,6 @@ def test_a_request_waits_for_the_prefills_before_it():
 def test_what_are_no_tables_is_refused():
     with pytest.raises(ValueError, match=r"not a file of calibrate --from-kernels"):
         read_tables(Path(__file__), gpu("h200"))
-
-
-def test_a_lead_needs_the_error_of_a_ratio():
-    """On an engine's profile a lead must exceed the error of a ratio of two servers, not that of one."""
-    experiment = served("vllm")
-    error = ENGINES["vllm"].error("h100-sxm")
-    assert lead_error(experiment, "output_throughput") == pytest.approx(error.ratio)
-    other = replace(experiment, hardware=Hardware(gpu="h100-sxm", engine="pdvsim"))
-    assert error.ratio < lead_error(other, "output_throughput")
-
-
-def test_the_range_is_that_of_measured_servers():
-    experiment = served("vllm")
-    metrics = spanned(simulate(experiment), ends(experiment))
-    error = ENGINES["vllm"].error("h100-sxm")
-    tpot = metrics["mean_tpot_ms"]
-    assert metrics["mean_tpot_ms_high"] == pytest.approx(tpot * (1 + error.tpot), rel=0.15)
-    assert metrics["mean_tpot_ms_low"] < tpot
-    assert metrics["error_range"] == "forward times at both ends of their error bar"
 
 
 @pytest.mark.parametrize("engine", ["vllm", "sglang", "trtllm"])

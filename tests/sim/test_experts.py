@@ -5,11 +5,9 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 from itertools import pairwise
-from pathlib import Path
 from typing import Any
 
 import pytest
-from configs import config_file
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -216,16 +214,6 @@ FEW = Traffic("random", num_prompts=6, max_concurrency=3, input_len=64, output_l
 
 def serving(pair: str, gpus: int = 1, **server: Any) -> Experiment:
     return Experiment("colocated", FEW, server=Server(pair, **server), hardware=Hardware(tensor_parallel_size=gpus))
-
-
-def test_a_configuration_is_quantised_by_its_path(tmp_path: Path) -> None:
-    path = config_file(tmp_path)
-    experiment = serving(str(path), drafter="eagle3", quantization="fp8")
-    assert experiment.pair.target.layer_bytes == 1.0
-    assert experiment.pair.draft.layer_bytes is None
-    assert experiment.files == (str(path),)
-    folder = config_file(tmp_path / "model-fp8").parent  # that is only called so
-    assert serving(str(folder), drafter="none").pair.target.layer_bytes is None
 
 
 def test_a_cache_of_eight_bits_holds_twice_the_tokens_and_is_not_validated() -> None:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from pdvsim.sim.config import Experiment, Hardware, Server, Traffic
 from pdvsim.sim.engines.profiles import engine_profile
-from pdvsim.sim.machine.kv import capacity_tokens, states_tokens
+from pdvsim.sim.machine.kv import states_tokens
 from pdvsim.sim.machine.prefix import BLOCK, Reuse
 from pdvsim.sim.models.layers import Sparse, State
 from pdvsim.sim.models.presets import PRESETS, drafter, shard
@@ -64,19 +64,6 @@ def test_the_state_of_qwen3_next_by_hand() -> None:
     # a state takes the room of 1,608 tokens, in blocks of 16
     assert states_tokens([NEXT], 1) == 1616
     assert states_tokens([NEXT], 4) == BLOCK * -(-4 * 39_518_208 // (16 * 24_576))
-
-
-def test_many_long_requests_fit_where_a_plain_model_holds_few() -> None:
-    """Two H200s: requests of 100,000 tokens of Qwen3-Next, and of a model that has attention in all its 48 layers."""
-    part = shard(NEXT, 2)
-    plain = replace(part, state=None)
-    held = {spec: 100_000 + states_tokens([spec], 1) for spec in (part, plain)}
-    fits = {spec: capacity_tokens(0.9 * H200.memory_bytes, [spec]) // tokens for spec, tokens in held.items()}
-    assert held[plain] == 100_000
-    # by hand: (0.9 x memory - weights) / (100,000 tokens of 12,288 bytes and half of a state)
-    room = 0.9 * H200.memory_bytes - part.weight_bytes
-    assert fits[part] == int(room // (100_000 * 12_288 + part.state_bytes))
-    assert fits[part] > 3 * fits[plain]
 
 
 @pytest.mark.parametrize(
@@ -162,23 +149,6 @@ def test_the_timed_kernels_are_near_what_their_bytes_suggest() -> None:
         states, least = profile.models[spec.name].state_knots, 2 * 192 * spec.state_bytes / H200.bandwidth_bytes_per_s
         grown = interpolate(states, 2 * 256) - interpolate(states, 2 * 64)
         assert least < grown / profile.step.kernels < least / 0.55
-
-
-@pytest.mark.parametrize(("name", "layers"), [("qwen3.5-397b-a17b", 45), ("glm-5", 78), ("qwen3-235b-a22b", 0)])
-def test_older_versions_of_sglang_take_longer_in_such_layers(name: str, layers: int) -> None:
-    """By a time per layer, whatever the forward has to do; the newest take what their kernels take."""
-    spec = shard(PRESETS[name], 4)
-    costs = []
-    for version in ("0.5.9", "0.5.10", ""):
-        profile = engine_profile("sglang", "b200", version).covering(Pair(drafter("none", spec), spec))
-        costs.append(CostModel(spec, profile.models[spec.name]))
-    older, step = costs[0], engine_profile("sglang", "b200", "0.5.9").step
-    more_s = layers * (step.state_s if spec.state else step.sparse_s)
-    for rows, prompts in ((1, ()), (64, ()), (4, ((0, 2000),))):
-        prices = [model.price(rows, 1, 1, 0, prompts).seconds_0 for model in costs]
-        assert prices[0] - prices[1] == pytest.approx(more_s, rel=1e-6, abs=1e-12)
-        assert prices[1] == prices[2]
-    assert older.price(8, 1, 1, 0).seconds_1 == costs[2].price(8, 1, 1, 0).seconds_1
 
 
 def hybrid_runs(pair: str, **more: Any) -> Experiment:

@@ -60,13 +60,6 @@ def test_an_endless_tier_hits_like_an_endless_cache(arch: str) -> None:
     assert summarise(tier)["prefix_cache_hits"] == hits(tier)
 
 
-@pytest.mark.parametrize("size", [{}, {"kv_offload_gb": 1e-6}, {"kv_offload_ssd_gb": 1e-6}])
-def test_a_tier_without_room_changes_nothing(size: dict[str, float]) -> None:
-    none, tier = served(), served(**size)
-    check_alike(none, tier)
-    assert by_tier(tier)[1:] == [0, 0]
-
-
 def test_a_tier_that_is_slower_than_the_prefill_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
     none = served()
     monkeypatch.setitem(LINKS, "pcie5", LinkSpec(0.0, 1e6, "made up"))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import json
 import re
-import warnings
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -127,14 +126,6 @@ def test_each_request_has_the_acceptance_of_its_row(tmp_path: Path) -> None:
         assert runs == ({0} if request.prompt_tokens == 10 else runs - {0})
     given = make_requests(Traffic("custom", path, num_prompts=2), Acceptance(acceptance_rate=0.0))
     assert all(set(request.accept_runs) == {0} for request in given)  # an option overrides the column
-
-
-def test_what_the_columns_were_taken_for_is_noted_once(tmp_path: Path) -> None:
-    path = csv_file(tmp_path, ("ts", *HEADER[1:]))
-    with warnings.catch_warnings(record=True) as notes:
-        warnings.simplefilter("always")
-        vet([Experiment(arch, traffic=Traffic("custom", path)) for arch in ("pd", "pdv")])
-    assert [str(note.message) for note in notes] == [f"{path}: arrival_s is 'ts' (seconds)"]
 
 
 def test_vllms_custom_prompts_are_counted(tmp_path: Path) -> None:

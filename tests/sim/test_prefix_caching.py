@@ -110,16 +110,6 @@ def test_a_head_loses_one_block_of_a_hit(pair: str, lost: int, tokens: int) -> N
     assert result.requests["num_cached_tokens"].tolist() == [0, (tokens - 1) // 16 * 16 - lost]
 
 
-def test_a_preempted_request_goes_on_with_what_is_still_cached() -> None:
-    requests = [Request(n, 0.0, 64, 64, bytes(64), ((ENDLESS, n + 1),)) for n in range(12)]
-    result = simulate(Experiment("colocated", hardware=Hardware(kv_capacity_tokens=640)), requests=requests)
-    again = result.requests["resumptions"].sum()
-    assert again > 0
-    assert prefilled(result, role=1) == 12 * 64 + int(result.requests["recomputed_tokens"].sum()) + again
-    assert not result.requests["num_cached_tokens"].any()
-    assert not any(request.state.held_tokens for request in requests)
-
-
 def test_answers_stay_on_the_gpu_that_decodes() -> None:
     """With prefill on a GPU of its own, prompts are shared and answers are not; only computed tokens are sent."""
     together = simulate(Experiment("pd", TALK))

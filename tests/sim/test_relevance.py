@@ -86,25 +86,6 @@ def test_a_sweep_takes_what_acts_in_one_of_its_architectures() -> None:
         Sweep(("colocated", "baseline"), request_rate=(4.0,), base=base)
 
 
-def test_a_sweep_takes_what_acts_at_one_of_its_loads_and_values() -> None:
-    bursty = Experiment("pdv", replace(SMALL, request_rate=float("inf"), burstiness=0.5))
-    assert all(p.experiment.traffic.burstiness == 0.5 for p in Sweep(request_rate=(1.0, 2.0), base=bursty).points())
-    with pytest.raises(ValueError, match="--burstiness has no effect here: it belongs to --request-rate"):
-        Sweep(concurrency=(1, 2), base=bursty)
-    longer = Experiment("pdv", SMALL, server=Server(max_speculative_tokens=5))
-    points = Sweep(request_rate=(1.0,), base=longer, vary={"controller": ("fixed", "goodput")}).points()
-    assert [point.experiment.server.max_speculative_tokens for point in points] == [8, 5]
-    tabled = Experiment(
-        "pdv", SMALL, server=Server(num_speculative_tokens=2, num_speculative_tokens_per_batch_size=("1:3",))
-    )
-    points = Sweep(request_rate=(1.0,), base=tabled, vary={"controller": ("fixed", "table")}).points()
-    assert [point.experiment.server.longest_draft for point in points] == [2, 3]
-    rates = Experiment("pdv", SMALL, Acceptance(synthetic_acceptance_rates=(0.9, 0.8, 0.7, 0.6)))
-    Sweep(request_rate=(1.0,), base=rates, vary={"num_speculative_tokens": (2, 4)})
-    with pytest.raises(ValueError, match="gives 4 positions; drafts have up to 8"):
-        Sweep(request_rate=(1.0,), base=rates, vary={"num_speculative_tokens": (2, 8)})
-
-
 def test_decisions_take_what_acts_in_one_of_their_architectures() -> None:
     base = Experiment("pd", SMALL, server=Server(num_workers=2, max_speculative_tokens=5))
     goal = Goal("throughput", ("ttft:500",))

@@ -287,19 +287,6 @@ def test_ngram_drafts_take_the_host_and_a_verify_has_what_was_found(run: Run, lo
     assert times_ms(result, "draft_s") == [2.4, 2.4]
 
 
-def test_ngram_drafts_in_three_lanes(run: Run, look_up: None) -> None:
-    """The decode lane looks while nothing runs, and hands over.
-
-    0       R0: 0.1 -> 20.1, first token 20.3; no drafter reads, so it is handed over by 20.8.
-    20.8    the host looks, 0.4 -> 21.2, and hands over -> 21.7; verify 10.3: 21.8 -> 32.1; 32.3: R0 gains 3.
-    32.3    handed back -> 32.8; looks -> 33.2, finds nothing; handed over -> 33.7; a plain token 10.1: 33.8 -> 43.9.
-    """
-    check(run("pdv", [(0, 100, 5, {1: 2})], drafter="ngram"), [
-        "prefill: prefill 0.1-20.1",
-        "verify: verify x1 21.8-32.1, decode x1 33.8-43.9",
-    ], [[(20.3, 1), (32.3, 3), (44.1, 1)]])  # fmt: skip
-
-
 def test_pd(run: Run) -> None:
     """Prefill concurrent with an atomic decode lane. Weight 4: decode runs at 0.8, prefill at 0.2.
 
@@ -541,22 +528,6 @@ def test_adaptive(run: Run) -> None:
 # admission --------------------------------------------------------------------------------------------------------
 
 
-def test_full_kv_cache_makes_the_second_request_wait(run: Run) -> None:
-    """Each needs 100 + 3 tokens and 2 for drafts beyond the last: 105 of 200. R1 is admitted when R0 is done.
-
-    R0: prompt to 20.1 and 22.1, decode from 22.8: 22.9 -> 24.92 -> 35.22; done 35.42. R1 the same, 35.42 later.
-    """
-    asked, scarce = [(0, 100, 3, {1: 1}), (1, 100, 3, {1: 1})], {"kv_capacity_tokens": 200}
-    result = run("pd", asked, kv_cache="reserved", **scarce)
-    lanes = [
-        "prefill: prefill 0.1-20.1, prefill 20.1-22.1, prefill 35.52-55.52, prefill 55.52-57.52",
-        "decode: draft x1 22.9-24.92, verify x1 24.92-35.22, draft x1 58.32-60.34, verify x1 60.34-70.64",
-    ]
-    check(result, lanes, [[(20.3, 1), (35.42, 2)], [(55.72, 1), (70.84, 2)]])
-    assert times_ms(result, "admitted_s") == [0, 35.42]
-    assert result.meta["kv_peak_tokens"] == 105
-
-
 def test_a_full_paged_cache_preempts_the_request_admitted_last(run: Run) -> None:
     """Five blocks of 16 tokens. Two prompts of 32 take two each, and R0's first step the fifth: none is left for R1's.
 
@@ -674,18 +645,6 @@ def test_chunked_prefill_in_colocated(run: Run) -> None:
     ], [[(22.3, 1), (46.92, 1), (71.54, 1), (90.66, 1)], [(90.66, 1), (103.28, 1)]])  # fmt: skip
 
 
-def test_chunked_prefill_in_its_own_lane(run: Run) -> None:
-    """250 tokens, 100 a forward: 20 + 2, 20 + 2, 15 + 1.5; a chunk is launched when the draft has read the one before.
-
-    The first token comes with the third target chunk, 59.7 + 0.2; the rest as ever: 61.2, 61.4, 61.9 decode.
-    """
-    check(run("pd", [(0, 250, 2, {})], max_num_batched_tokens=100), [
-        "prefill: prefill 0.1-20.1, prefill 20.1-22.1, prefill 22.4-42.4, prefill 42.4-44.4",
-        "prefill: prefill 44.7-59.7, prefill 59.7-61.2",
-        "decode: draft x1 62-64.02, verify x1 64.02-74.32",
-    ], [[(59.9, 1), (74.52, 1)]])  # fmt: skip
-
-
 def test_an_arrival_at_the_very_end_of_a_step_is_in_time_for_the_next(run: Run) -> None:
     """Steps of 1/128 s, to the last bit, and a host that costs nothing: R0 has its tokens at 1, 2 and 3 steps.
 
@@ -705,10 +664,6 @@ def test_an_arrival_at_the_very_end_of_a_step_is_in_time_for_the_next(run: Run) 
 # R1's prompt of 5 tokens (target 10.5, draft 1.05) arrives while R0 drafts, from 22.9 on, with its verify next.
 OVERLAP: list[Asked] = [(0, 100, 4, {1: 1, 3: 0}), (24, 5, 3, {1: 1})]
 BEFORE = ["prefill: prefill 0.1-20.1, prefill 20.1-22.1"]
-
-# Two prompts read in one forward: target 30 -> 30.1, first tokens 30.3; draft 3 -> 33.1, completed 33.3, handed over
-# 33.8. Each request needs one round, of one accepted draft.
-TWO: list[Asked] = [(0, 100, 3, {1: 1}), (0, 100, 3, {1: 1})]
 
 
 def test_preemptive_priority(run: Run) -> None:
@@ -775,19 +730,6 @@ def test_target_on_a_second_gpu(run: Run) -> None:
     assert [way["bytes"] for way in result.meta["links"].values()] == [24, 24]
 
 
-def test_atomic_round_across_two_gpus(run: Run) -> None:
-    """As above, in pdv-hybrid: the verify is on the other GPU, so the host launches it once the draft is completed.
-
-    20.8   draft 20.9, there 22.9 -> 24.92 on GPU 0, completed 25.12, no hand-over; verify 25.22, there 27.22 -> 37.52.
-    37.72  all accepted, so a catch-up draft: 37.82, there 39.82 -> 41.85, 42.05; verify 42.15, there 44.15 -> 54.45.
-    """
-    check(run("pdv-hybrid", [(0, 100, 5, {1: 2, 4: 0})], priority="none", place=APART, link=LINK), [
-        "prefill: prefill 0.2-2.2 @0, prefill 0.1-20.1 @1",
-        "decode: draft x1 22.9-24.92 @0, verify x1 27.22-37.52 @1, draft x1 39.82-41.85 @0",
-        "decode: verify x1 44.15-54.45 @1",
-    ], [[(20.3, 1), (37.72, 3), (54.65, 1)]], "gpu")  # fmt: skip
-
-
 def test_two_gpus_read_prompts_for_one_that_decodes(run: Run) -> None:
     """GPUs 0 and 1 read for the target, GPU 2 drafts and verifies. A token's KV is 4 bytes, 0.1 ms on the link.
 
@@ -807,21 +749,6 @@ def test_two_gpus_read_prompts_for_one_that_decodes(run: Run) -> None:
     ], [[(20.3, 1), (45.42, 2)], [(16.3, 1), (32.8, 2)]], "gpu")  # fmt: skip
     ways = {"0->2": {"bytes": 400, "busy_s": 10 * MS}, "1->2": {"bytes": 200, "busy_s": 5 * MS}}
     assert result.meta["links"] == {way: pytest.approx(sent) for way, sent in ways.items()}
-
-
-def test_two_gpus_draft_for_one_that_verifies(run: Run) -> None:
-    """GPUs 0 and 1 each draft for one of two requests; the target on GPU 2 verifies both. The link takes no time.
-
-    0      target 0.1 -> 30.1 on GPU 2; drafts 0.2 -> 2.2 on GPU 0 and 0.3 -> 2.3 on GPU 1. First tokens 30.3, 30.8.
-    30.8   drafts 30.9 -> 32.92 and 31 -> 33.02, completed 33.12 and 33.32. Handed over 33.82; verify 33.92 -> 44.52.
-    """
-    place = ("decode=0+1", "verify=2", "prefill=2")
-    result = run("pdv", TWO, priority="none", verify_gather="always", place=place, link=NO_TIME)
-    check(result, [
-        "prefill: prefill 0.2-2.2 @0, prefill 0.3-2.3 @1, prefill 0.1-30.1 @2",
-        "decode: draft x1 30.9-32.92 @0, draft x1 31-33.02 @1",
-        "verify: verify x2 33.92-44.52 @2",
-    ], [[(30.3, 1), (44.72, 2)], [(30.3, 1), (44.72, 2)]], "gpu")  # fmt: skip
 
 
 def test_drafting_ahead_as_a_chain(run: Run) -> None:

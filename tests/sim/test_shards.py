@@ -10,8 +10,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pdvsim.bench.band import ends, spanned
-from pdvsim.sim.assembly import ServerParts
 from pdvsim.sim.config import SHARDED, Experiment, Hardware, Server, Traffic
 from pdvsim.sim.models.presets import PRESETS, UNMEASURED, shard
 from pdvsim.sim.prices.cards import GPUS
@@ -19,7 +17,6 @@ from pdvsim.sim.prices.collectives import BAR, CURVES, all_reduce_s, with_collec
 from pdvsim.sim.prices.costs import CostModel
 from pdvsim.sim.prices.forward import ForwardTerms
 from pdvsim.sim.prices.links import LINKS, LinkName
-from pdvsim.sim.prices.profile import builtin, roofline
 from pdvsim.sim.prices.transfer import TOKENS, shipped
 from pdvsim.sim.run import simulate
 
@@ -146,15 +143,6 @@ def test_a_ring_by_hand() -> None:
 # what a group is -----------------------------------------------------------------------------------------------------
 
 
-def test_more_gpus_hold_more_than_their_share() -> None:
-    """The weights are shared, so the KV cache grows faster than the number of GPUs; a whole drafter leaves less."""
-    room = [ServerParts(over(n)).kv_capacity for n in SHARDED]
-    assert room[0] == 0
-    assert all(b > 2 * a for a, b in pairwise(room))
-    whole = over(4, draft_tensor_parallel_size=1)
-    assert ServerParts(whole).kv_capacity < room[2]
-
-
 def test_what_does_not_fit_says_over_how_many_it_would() -> None:
     with pytest.raises(ValueError, match=r"or give --tensor-parallel-size 2$"):
         simulate(over(1))
@@ -165,26 +153,3 @@ def test_what_does_not_fit_says_over_how_many_it_would() -> None:
     simulate(over(4, gpu="l40s"))
     with pytest.raises(ValueError, match=r"smaller models$"):
         simulate(over(1, gpu="l4", gpu_memory_utilization=0.5))
-
-
-def test_a_shard_that_was_measured_is_taken_as_measured() -> None:
-    """The profile of one GPU has no all-reduces in it: they come on top, and are all that is uncertain."""
-    pair = over(4, draft_tensor_parallel_size=1).pair
-    h200 = builtin("h200")
-    fit = h200.models[pair.target.name]
-    measured = h200.covering(pair, NVLINK)
-    assert "transferred" not in measured.foundation
-    assert measured.fit(pair.target) == with_collectives(fit, pair.target, NVLINK, "h200")
-    assert 0 < measured.bar(pair.target) < BAR
-    assert measured.bar(pair.draft) == 0
-
-
-def test_all_reduces_widen_the_band() -> None:
-    """On the roofline nothing else is uncertain."""
-    experiment = over(8, profile="roofline")
-    slow, fast = (end["output_throughput"] for end in ends(experiment))
-    band = spanned(simulate(experiment), ends(experiment))
-    assert slow < band["output_throughput"] < fast
-    assert (band["output_throughput_low"], band["output_throughput_high"]) == pytest.approx((slow, fast))
-    profile = roofline(GPUS["h200"]).covering(experiment.pair)
-    assert profile.bar(experiment.pair.target) == 0

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pdvsim.bench.length import length_of, long_enough, mean_turns, sized, too_short
+from pdvsim.bench.length import length_of, mean_turns, sized, too_short
 from pdvsim.bench.stats import interval
 from pdvsim.sim.config import Acceptance, Arch, Experiment, Scoring, Traffic
 from pdvsim.sim.metrics.stability import Census, stability
@@ -128,15 +128,6 @@ def test_a_load_that_never_came_is_not_called_stable() -> None:
     assert "delivered 2.32 of 8 req/s" in too_short(traffic, metrics)
 
 
-def test_steady_runs_are_no_shorter_than_asked_and_given_lengths_stay() -> None:
-    traffic = Traffic(**TALKS | {"num_turns": 1}, request_rate=20.0, num_prompts=900)
-    free = long_enough(Experiment(traffic=traffic, scoring=Scoring(steady=True)))
-    assert free.traffic.num_prompts == 900 > length_of(free).start > 0
-    for scoring in (Scoring(steady=True, warmup_requests=7), Scoring()):
-        experiment = Experiment(traffic=traffic, scoring=scoring)
-        assert long_enough(experiment) is experiment
-
-
 def test_a_queue_that_rises_between_halves_is_not_stable() -> None:
     """Waits of 0.3 s in the first half of the measured time and 1.3 s in the second, emptied once in every slice."""
     arrival_s = np.arange(4000) / 20
@@ -236,19 +227,3 @@ def test_the_rate_per_judged_token_estimates_what_was_given(arch: Arch) -> None:
         assert metrics["spec_decode_judged_acceptance_rate"] == pytest.approx(100 * accepted / judged)
         assert abs(accepted / judged - alpha) < 4 * math.sqrt(alpha * (1 - alpha) / judged)
         assert metrics["spec_decode_acceptance_rate"] < 100 * alpha - 10
-
-
-def test_adaptive_counts_its_drafting_rounds_alone() -> None:
-    """At concurrency 128 it decodes plainly, but for the few rounds at the end."""
-    traffic = Traffic(num_prompts=160, max_concurrency=128, **R128)
-    for blocks in (True, False):
-        run = simulate(Experiment("adaptive", traffic), blocks=blocks)
-        metrics = summarise(run)
-        rounds, drafts = int(run.requests["rounds"].sum()), int(run.requests["drafts"].sum())
-        assert 0 < drafts < rounds / 2
-        assert metrics["spec_decode_num_drafts"] == drafts
-        verified = run.launches["rows"][run.launches["kind"] == 2]
-        assert verified.sum() == drafts
-        shares = np.array(metrics["spec_decode_per_position_acceptance_rates"])
-        assert metrics["spec_decode_acceptance_length"] == pytest.approx(1 + shares.sum())
-        assert metrics["spec_decode_acceptance_length"] > 1.8

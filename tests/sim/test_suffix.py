@@ -9,7 +9,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pdvsim.decide.formula import Formula
 from pdvsim.sim.config import Acceptance, Experiment, Server, Traffic
 from pdvsim.sim.core import KINDS
 from pdvsim.sim.models.presets import pair
@@ -141,16 +140,6 @@ def test_rounds_draft_and_gain_what_the_look_up_did(data: str) -> None:
     verify = (launches["kind"] == KINDS.index("verify")) & (launches["rows"] == 16)
     assert np.all(launches["tokens"][verify] < (16 * launches["width"])[verify])
     assert len(set(launches["width"][verify].tolist())) > 3
-
-
-@pytest.mark.parametrize("k", [2, 8])
-def test_the_formula_expects_the_drafts_that_a_run_has(k: int) -> None:
-    experiment = served(k, clients=100)
-    formula = Formula(experiment)
-    lookup, rate = formula.planner.lookup, formula.acceptance
-    done = simulate(experiment).requests
-    assert lookup.share(rate) == pytest.approx(done["drafts"].sum() / done["rounds"].sum(), rel=0.05)
-    assert lookup.mean_length(rate, k) == pytest.approx(done["drafted"].sum() / done["drafts"].sum(), rel=0.05)
 
 
 @pytest.mark.parametrize(("data", "pays"), [("gsm8k", False), ("sharegpt", False), ("instructcoder", True)])

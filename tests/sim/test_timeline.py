@@ -113,18 +113,6 @@ def test_a_request_has_its_stages_and_the_launches_in_them() -> None:
     assert launches == {"target prefill", "draft prefill", "draft", "verify"}
 
 
-def test_batches_and_whom_they_carried_are_arguments() -> None:
-    run, events = traced("colocated")
-    launches = [e for e in events if e["ph"] == "X" and e["pid"] < HOSTS]
-    assert run.carried is not None
-    assert [e["ts"] for e in launches] == pytest.approx((run.launches["start_s"] * 1e6).tolist(), abs=1e-3)
-    for e, (rows, prompts) in zip(launches, run.carried, strict=True):
-        assert e["args"]["rows"] == len(rows)
-        assert e["args"]["batch"] == len(rows) + len(prompts)
-        assert e["args"].get("requests", "").split() == [str(id) for id in rows]
-    assert "verify + prefill" in {e["name"] for e in launches}
-
-
 def test_the_host_does_one_thing_at_a_time_and_the_run_is_the_same() -> None:
     run, events = traced("pdv", replicas=2)
     host = [e for e in events if e["ph"] == "X" and HOSTS <= e["pid"] < REQUESTS]

@@ -73,13 +73,6 @@ def test_windows_divide_the_requests_and_the_busiest_is_first() -> None:
     assert len(short.parts[0]) == len(short.whole) == len(times) // 5
 
 
-@pytest.mark.parametrize(("per_hour", "hours"), [(1000, 1.0), (300, 6.0), (40_000, 1 / 12)])
-def test_a_window_is_an_hour_if_that_has_some_hundred_requests(per_hour: int, hours: float) -> None:
-    times = np.arange(0, DAY_S, 3600 / per_hour)
-    windows = cut(Trace(times, np.full((len(times), 2), 10)), np.arange(len(times)))
-    assert len(windows.parts) == 24 / hours
-
-
 def test_no_window_cuts_a_conversation() -> None:
     """Cuts are much further apart than a conversation is long; a log of long ones is not cut."""
     trace = talks(3000, over_s=20_000.0)

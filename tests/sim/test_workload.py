@@ -76,12 +76,6 @@ def test_more_requests_leave_the_first_ones_as_they_were(
     assert [r.id for r in whole] == list(range(few + more))
 
 
-@pytest.mark.parametrize("few", [10, 50, 70])
-def test_more_requests_from_a_file_leave_the_first_ones_as_they_were(mooncake: str, few: int) -> None:
-    traffic = Traffic("mooncake", mooncake, num_prompts=120, request_rate=2.0)
-    assert facts(make_requests(traffic, ALPHA))[:few] == facts(make_requests(replace(traffic, num_prompts=few), ALPHA))
-
-
 def test_another_rate_changes_arrivals_only() -> None:
     slow = make_requests(Traffic(num_prompts=200, request_rate=2.0), ALPHA)
     fast = make_requests(Traffic(num_prompts=200, request_rate=8.0), ALPHA)
