@@ -68,7 +68,7 @@ def test_the_text_is_the_targets_own() -> None:
     assert generate(target, PROMPTS, 24, draft=draft, drafts=5) == generate(lanes()[0], PROMPTS, 24)
 
 
-@pytest.mark.parametrize("arch", ["baseline", "colocated", "pd", "pdv"])
+@pytest.mark.parametrize("arch", ["colocated", "pdv"])
 def test_an_experiment_that_is_served_and_simulated_has_the_same_rounds(arch: Arch) -> None:
     traffic = Traffic("random", num_prompts=8, request_rate=200.0, input_len=40, output_len=12, random_range_ratio=0.5)
     chosen = applicable(Experiment(arch, traffic, server=Server(**SLOTS_OF_FOUR | {"drafter": "pard"})))
