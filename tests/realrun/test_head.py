@@ -31,7 +31,6 @@ from pdvsim.sim.models.presets import drafter
 from pdvsim.sim.models.specs import HeadKind, HeadSpec
 from pdvsim.sim.relevance import applicable
 from pdvsim.sim.run import simulate
-from studies.engine_check import generate
 
 KINDS: tuple[HeadKind, ...] = ("eagle3", "mtp")
 PROMPTS = ([5, 9, 2, 7, 7, 1, 30, 8, 4], [11, 3, 60, 2, 2, 2, 15], [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11])
@@ -131,13 +130,6 @@ def test_drafts_are_those_of_a_plain_recomputation(kind: HeadKind, chunk: int, p
         assert draft.draft(rows, 3, width=width).outcome().rows == expected
         target.verify(rows, 3, pins=pins).outcome()
         width = 1 + max(pins)
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_speculation_with_a_head_changes_nothing(kind: HeadKind) -> None:
-    target, draft = lanes(kind)
-    plain = generate(target, PROMPTS, 14)
-    assert generate(target, PROMPTS, 14, draft=draft, drafts=3, chunk_tokens=5) == plain
 
 
 def test_eagle3_reads_a_low_a_middle_and_a_high_layer() -> None:

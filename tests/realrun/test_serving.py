@@ -17,11 +17,11 @@ import pytest
 import torch
 from tiny_engines import CPU, SLOTS_OF_FOUR
 
-from pdvsim.realrun.device import CudaGPU, ServingRig
+from pdvsim.realrun.device import ServingRig
 from pdvsim.realrun.engine.arch import from_config
 from pdvsim.realrun.engine.cache import PAGE, Sequences
 from pdvsim.realrun.engine.engine import Engine
-from pdvsim.realrun.engine.graphs import GraphLane, Ticket
+from pdvsim.realrun.engine.graphs import GraphLane
 from pdvsim.realrun.engine.model import Transformer
 from pdvsim.realrun.engine.weights import random_weights
 from pdvsim.realrun.machine import Machine
@@ -30,7 +30,6 @@ from pdvsim.realrun.site import TINY, prepare, serve, warm_up
 from pdvsim.realrun.texts import prompts
 from pdvsim.sim.config import Acceptance, Arch, Experiment, KvPolicy, Server, Traffic
 from pdvsim.sim.core import KINDS, Request, Role
-from pdvsim.sim.machine.batch import Launch
 from pdvsim.sim.policies import ARCHS
 from pdvsim.sim.policies.hybrid import Adaptive
 from pdvsim.sim.records import Result
@@ -242,31 +241,6 @@ def test_drafts_ahead_are_made_and_used_as_simulated(fan: int, monkeypatch: pyte
     assert requests["ahead_used"].sum() > 0
     rows = launches["rows"][of_kind["ahead"]]
     assert rows.max() <= 4 * max(1, 4 * fan)  # four requests, of three drafts each
-
-
-@pytest.mark.parametrize(("k", "fan", "kv_cache"), [(3, 2, "reserved"), (14, 0, "paged")])
-def test_drafts_ahead_find_pages_where_the_cache_is_full(
-    kv_cache: KvPolicy, fan: int, k: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Also for where a draft ends that begins after its verdict, with all that was verified."""
-    served: list[Launch] = []
-    submit = CudaGPU._submit
-
-    def watched(device: CudaGPU, launch: Launch) -> list[Ticket]:
-        tickets = submit(device, launch)
-        if launch.kind == "ahead":
-            served.append(launch)
-            for slot, row in zip(device.slots.of(launch.rows), launch.rows, strict=True):
-                assert len(device.slots._pages[slot]) * PAGE >= row.state.context + row.state.k + 1 + launch.steps + 1
-        device.slots.check_integrity()
-        return tickets
-
-    monkeypatch.setattr(CudaGPU, "_submit", watched)
-    chosen = tight("pdv-ahead", kv_cache, output_len=2 * k + 4)  # enough for rounds after the first
-    server = replace(chosen.server, num_speculative_tokens=k, ahead_fan=fan)
-    result = serve(replace(chosen, server=server, acceptance=Acceptance(0.9)), MACHINE)
-    assert served
-    assert (result.requests["finish_s"] > 0).all()
 
 
 def test_a_warm_up_leaves_no_state() -> None:

@@ -14,10 +14,9 @@ from pdvsim.sim.machine.batch import Batch
 from pdvsim.sim.machine.kv import KvCache
 from pdvsim.sim.machine.paths import path_of
 from pdvsim.sim.policies import named
-from pdvsim.sim.policies.ahead import Ahead
 from pdvsim.sim.policies.base import Process
 from pdvsim.sim.policies.colocated import Colocated
-from pdvsim.sim.policies.hybrid import Adaptive, Hybrid
+from pdvsim.sim.policies.hybrid import Adaptive
 from pdvsim.sim.policies.pd import PD
 from pdvsim.sim.policies.pdv import PDV
 from pdvsim.sim.run import simulate
@@ -125,19 +124,13 @@ class OwnVerdict:
 
 @pytest.mark.parametrize(("bases", "own", "asked"), [
     ((Colocated,), {}, "on change"),
-    ((Colocated,), {"loop": Colocated.loop}, "on change"),
     ((Colocated,), {"admits": Colocated.admits}, "while waiting"),
     ((Colocated,), {"admits": Colocated.admits, "verify": Colocated.verify}, "every round"),
-    ((Colocated,), {"asked": "every round"}, "every round"),
     ((Colocated,), {"asked": "on change", "verify": Colocated.verify}, "on change"),
     ((OwnVerdict, Colocated), {}, "every round"),
-    ((Curious,), {}, "while waiting"),  # as what it derives from
     ((PDV,), {}, "on change"),
     ((PDV,), {"gathers": PDV.gathers}, "every round"),
-    ((PDV,), {"admits": PDV.admits}, "while waiting"),
-    ((Hybrid,), {}, "on change"),
     ((Adaptive,), {}, "every round"),
-    ((Ahead,), {}, "every round"),
 ])  # fmt: skip
 def test_a_policy_is_asked_as_often_as_its_own_methods_need(
     bases: tuple[type, ...], own: dict[str, object], asked: str

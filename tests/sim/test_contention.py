@@ -264,18 +264,6 @@ def test_a_launch_of_small_kernels_that_goes_first_has_more_of_the_turns() -> No
     assert rates(stream, [prefill, draft]) == pytest.approx([2 / 3, 1 / 3])
 
 
-def test_priority_is_worth_more_next_to_short_blocks() -> None:
-    """By hand: turns alike but for the weight, of which small kernels have nothing next to experts."""
-    fit = ContentionFit(stream_weight=1.0, turn_exponent=0.5, expert_weight=4.0, weight_8bit=3.0)
-    stream, none = Sharing("fluid", "stream", fit), Sharing("fluid", "none", fit)
-    for small, weight in ((0.0, 4.0), (0.5**0.5, 2.0), (1.0, 1.0)):
-        rows, prompt = Load(0.0, 1.0, 1, small_kernel_share=small), Load(0.0, 1.0, 0, experts_read=1.0)
-        assert rates(stream, [prompt, rows]) == pytest.approx([1 / (1 + weight), weight / (1 + weight)])
-        assert rates(none, [prompt, rows]) == pytest.approx([1 / 2, 1 / 2])
-    prompt = Load(0.0, 1.0, 0, eight_bits=True)
-    assert rates(stream, [prompt, Load(0.0, 1.0, 1)]) == pytest.approx([1 / 4, 3 / 4])
-
-
 def test_small_kernels_between_experts_have_more_turns_and_occupy_more() -> None:
     """By hand, with or without priority: twice the turns next to all experts, and all of the GPU for eight tenths."""
     turns = ContentionFit(stream_weight=1.0, turn_exponent=0.5, small_expert_weight=2.0)
@@ -288,15 +276,6 @@ def test_small_kernels_between_experts_have_more_turns_and_occupy_more() -> None
             assert shared == pytest.approx([weight / (1 + weight), 1 / (1 + weight)])
         rows = Load(0.1, 0.1, 1, small_kernel_share=small, experts_read=read)
         assert rates(Sharing("fluid", "none", room), [rows, Load(0.1, 0.1, 0)]) == pytest.approx([1 / (0.8 + held)] * 2)
-
-
-def test_a_prompt_whose_kernels_leave_room_takes_less_of_the_gpu() -> None:
-    """Two that each occupy eight tenths share one GPU; one may leave half of its part."""
-    sharing = Sharing("fluid", "stream", ContentionFit(stream_weight=1.0, hold=0.8))
-    whole, half = ([Load(0.1, 0.1, 0, room_ratio=ratio), Load(0.1, 0.1, 1)] for ratio in (1.0, 0.5))
-    assert rates(sharing, whole) == pytest.approx([1 / 1.6] * 2)
-    assert rates(sharing, half) == pytest.approx([1 / 1.2] * 2)
-    assert rates(sharing, [Load(0.1, 0.1, 0, room_ratio=3.0), Load(0.1, 0.1, 1)]) == pytest.approx([1 / 1.8] * 2)
 
 
 def test_small_kernels_gain_where_two_follow_each_other() -> None:

@@ -10,13 +10,10 @@ import pytest
 from pdvsim.sim.assembly import ServerParts, covering_profile
 from pdvsim.sim.config import Acceptance, Experiment, Server, Traffic
 from pdvsim.sim.core import Request
-from pdvsim.sim.machine.batch import Batch, Launch
 from pdvsim.sim.machine.kv import capacity_tokens
-from pdvsim.sim.machine.ledger import Ledger
 from pdvsim.sim.models.presets import PRESETS, pair
 from pdvsim.sim.models.specs import HeadSpec
 from pdvsim.sim.prices.profile import builtin, roofline
-from pdvsim.sim.records import Launches
 from pdvsim.sim.run import simulate
 from pdvsim.sim.workload.acceptance import measured
 from pdvsim.sim.workload.lookup import Lookup, lookup_of
@@ -113,24 +110,6 @@ def test_a_transferred_head_says_so_and_is_dearer_with_what_it_reads() -> None:
     assert head.price(1, 1, 4).seconds_0 < 4 * first  # fused once
     assert head.price(64, 5, 4).seconds_0 > head.price(64, 1, 4).seconds_0  # accepted tokens are read again
     assert 4 * first < target.price(1, 5).seconds_0
-
-
-def test_a_head_that_lags_by_more_than_a_draft_reads_it_as_a_prompt() -> None:
-    experiment = serving("eagle3")
-    head = covering_profile(experiment).cost_model(pair(experiment.server.pair).draft)
-    row = Request(0, 0.0, 100, 200, bytes(200))
-    state = row.state
-    state.emitted, state.drafter_lag = 60, head.widest
-    stretch = head.price(0, prompts=[(159 - state.drafter_lag, state.drafter_lag)])
-    assert head.catch_up_cost([row]).seconds_0 == pytest.approx(stretch.seconds_0)
-    ledger = Ledger({"draft": head}, Launches())
-    prices = []
-    for lag in (head.widest - 1, head.widest):
-        state.drafter_lag = lag
-        prices.append(ledger.price(Launch("draft", "draft", "main", Batch([row]), lag + 1, 4, context=159)).seconds)
-    alone = head.price(1, 1, 4)
-    assert prices[1] == pytest.approx(stretch.seconds_0 + alone.seconds(159))
-    assert prices[0] < prices[1]  # one forward less
 
 
 # who has drafts ------------------------------------------------------------------------------------------------------

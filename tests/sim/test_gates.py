@@ -69,10 +69,6 @@ def test_it_looks_after_a_prefill_and_then_every_so_many_steps() -> None:
     assert len(set(steps_between(simulate(gated()))) - {0}) > 10
 
 
-def test_one_step_between_looks_is_none() -> None:
-    check_alike(simulate(gated(receive_interval=1)), simulate(ONE))
-
-
 def test_prompts_wait_until_they_fill_a_share_of_a_forward_or_for_too_long() -> None:
     """With a small share they never wait; with all of it they always wait as long as they may."""
     plain = simulate(gated("trtllm"))

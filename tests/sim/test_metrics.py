@@ -77,12 +77,6 @@ def test_a_round_without_drafts_is_no_draft() -> None:
     assert m["spec_decode_per_position_acceptance_rates"] == [1.0, 1.0]
 
 
-def test_no_per_position_rates_where_a_chunk_was_not_a_round() -> None:
-    run = two_requests()
-    run.requests["rounds"][0] = 1
-    assert "spec_decode_per_position_acceptance_rates" not in summarise(run)
-
-
 def test_nothing_drafted_no_speculation_keys() -> None:
     run = two_requests()
     run.requests["drafted"][:] = 0
@@ -124,11 +118,6 @@ def test_after_a_warm_up_what_is_delivered_in_the_window_counts() -> None:
     assert m["total_input_tokens"] == pytest.approx(20 + 10 * 2 / 6)
     assert m["request_throughput"] == pytest.approx((1 + 2 / 6) / 1.5)
     assert m["mean_e2el_ms"] == 1500.0  # of request 3 alone
-
-
-def test_a_warm_up_of_all_leaves_nothing() -> None:
-    with pytest.raises(ValueError, match="no request is left"):
-        summarise(two_requests(warmup_requests=2))
 
 
 def served(count: int, rate: float, seed: int, hardware: Hardware = ONE, scoring: Scoring = PLAIN) -> Result:

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import pytest
 
-import pdvsim
 from pdvsim.sim.assembly import covering_profile
 from pdvsim.sim.cluster import Cluster
 from pdvsim.sim.config import Arch, Experiment, Hardware, Server, Traffic
@@ -147,20 +145,3 @@ def test_a_prefix_aware_router_leaves_a_server_that_has_far_more_to_do() -> None
 
 
 # its notes ------------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("detailed", [True, False])
-def test_a_run_reports_its_hits(detailed: bool) -> None:
-    options: dict[str, Any] = {"arch": "pd", "dataset_name": "prefix_repetition", "num_prompts": 40, "request_rate": 20}
-    options |= {"prefix_repetition_prefix_len": 128, "prefix_repetition_suffix_len": 64, "detailed": detailed}
-    options |= {"prefix_repetition_num_prefixes": 2, "prefix_repetition_output_len": 16}
-    run = pdvsim.run(**options)
-    metrics = run.metrics
-    assert metrics["prefix_cache_queries"] == 40 * 192
-    assert metrics["prefix_cache_hits"] == 38 * 128
-    assert metrics["prefix_cache_hit_rate"] == pytest.approx(100 * 38 * 128 / (40 * 192))
-    assert metrics["mean_num_cached_tokens"] == pytest.approx(38 * 128 / 40)
-    assert metrics["mean_ttft_hit_ms"] < metrics["mean_ttft_miss_ms"]
-    assert "Prefix Cache" in run.table()
-    assert "Hit rate (%):                            63.33" in run.table()
-    assert "Prefix Cache" not in pdvsim.run(**options, enable_prefix_caching=False).table()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,14 +11,14 @@ import pytest
 
 import pdvsim
 from pdvsim.calibration.fit import build
-from pdvsim.sim.config import Arch, Experiment, Hardware, Scoring, Server, Traffic
+from pdvsim.sim.config import Arch, Experiment, Scoring, Server, Traffic
 from pdvsim.sim.core import KINDS
 from pdvsim.sim.machine.batch import Launch
 from pdvsim.sim.machine.ledger import Ledger
 from pdvsim.sim.metrics import summary
 from pdvsim.sim.metrics.summary import summarise
 from pdvsim.sim.policies import ARCHS
-from pdvsim.sim.prices.profile import builtin, load
+from pdvsim.sim.prices.profile import builtin
 from pdvsim.sim.prices.reach import Outside, Reach, Reaches, _sizes
 from pdvsim.sim.records import LANES, LAUNCH_DTYPES, Columns
 from pdvsim.sim.run import simulate
@@ -123,16 +122,3 @@ def test_the_shipped_ranges_are_those_of_the_shipped_samples() -> None:
     assert set(profile.measured) == set(profile.models)
     assert profile.measured["llama-2-7b"] == Reach(256, 8, 8000, 2048, 7700, 2048)
     assert profile.measured_together == Reach(64, 4, 6000, 2048, 6000, 2048)
-
-
-def test_a_profile_may_have_no_ranges(tmp_path: Path) -> None:
-    path = tmp_path / "p.json"
-    document = builtin("h200").document()
-    del document["measured"], document["measured_together"]
-    path.write_text(json.dumps(document))
-    old = Experiment("pd", Traffic("random", num_prompts=2, output_len=4), hardware=Hardware(profile=str(path)))
-    assert "outside_measured" not in summarise(simulate(old))
-    for wrong, says in (({"rows": -1}, "rows: must be 0 to"), ({"row": 1}, "row: unknown key")):
-        path.write_text(json.dumps(document | {"measured": {"llama-2-7b": wrong}}))
-        with pytest.raises(ValueError, match=rf"p\.json: measured\.llama-2-7b\.{says}"):
-            load(path)

@@ -411,32 +411,6 @@ def test_pdv_unified(run: Run) -> None:
     assert times_ms(result, "admitted_s") == [0, 35.22, 84.04]
 
 
-def test_admission_of_pdv_unified(run: Run) -> None:
-    """Batches of 1 and a factor of 1.2: with two requests ready at the start of a turn, nobody is admitted.
-
-    Requests come one a turn and a turn serves one, so R0 and R1 take turns, and R2 waits until one of them is done.
-
-    0         R0: 5 tokens, target 0.1 -> 10.6, first token 10.8, draft 1.05 -> 11.65; 11.85.
-    11.85     one is admitted a turn: R1 (target ready 11.95), R0's draft 12.15. R1 10.5 - 0.2 = 10.3. Draft 2.525 ->
-              14.675; R1 9.795; c + h: 9.495. Verify 14.975 -> 27.85; R1 6.92; 28.05: 1 token.
-    28.05     R0 again, since R1 is being read: draft 28.15, R1 6.62; -> 30.675; R1 6.115; verify 30.975, R1 5.815; ->
-              43.85; R1 3.24; 44.05: 1 token.
-    44.05     draft 44.15, R1 2.94 -> 46.675; R1 2.435; verify 46.975, R1 2.135 / 0.2 = 10.675 -> 57.65; the verify
-              has 10.3 - 8.54 = 1.76 left, * 1.25 -> 59.85; R1's draft prompt 1.05 - 0.44 = 0.61 -> 60.46.
-    60.05     R0's fourth token, and R1's first. R0's round is launched 60.15; R1's prompt - 0.3: 0.31 at 60.15, / 0.2 =
-              1.55 -> 61.7; R0's draft 2.02 - 1.24 = 0.78 -> 62.48. 62.68; verify 62.78 -> 73.08; 73.28: R0's fifth.
-    73.28     R0 and R1 are ready: R2 is refused. R0's turn: 73.38 -> 75.4, verify 75.7 -> 86.0; 86.2: its sixth token.
-    86.2      R1 before R0 in the queue: refused again. 86.3 -> 88.32, verify 88.62 -> 98.92; 99.12: R1 done.
-    99.12     R0 alone is ready: R2 is admitted.
-    """
-    asked: list[Asked] = [(0, 5, 9, {}), (0, 5, 2, {}), (0, 5, 1, {})]
-    result = run("pdv-unified", asked, max_num_seqs=1, admission_factor=1.2, stream_weight=4)
-    assert times_ms(result, "admitted_s") == [0, 11.85, 99.12]
-    first, second, _ = delivered(result)
-    assert [at for at, _ in first][:6] == pytest.approx([10.8, 28.05, 44.05, 60.05, 73.28, 86.2], abs=NEAR)
-    assert [at for at, _ in second] == pytest.approx([60.05, 99.12], abs=NEAR)
-
-
 def test_pdv_hybrid(run: Run) -> None:
     """Threshold 1: R0 alone is drafted and verified on the decode lane, with R1 admitted it goes through the lanes.
 
@@ -460,69 +434,6 @@ def test_pdv_hybrid(run: Run) -> None:
         ],
         [[(20.3, 1), (35.42, 3), (49.9875, 1), (66.4875, 1)], [(70.87, 1), (85.04, 2)]],
     )
-
-
-def test_adaptive(run: Run) -> None:
-    """Plain decoding, then atomic rounds once they have paid for nine batches, then plain again after four rejections.
-
-    The drafter takes 3 + N/100 per forward. For one row a plain round takes 10.1 + 0.3 = 10.4 ms, an atomic one
-    6.02 + 10.3 + 0.3 = 16.62 (and at most 0.01 to catch up). R1 and R2 end with their prompts, so R0,
-    with the n tokens that it has, is the typical request: each round is charged with its share of a prompt of 5, read
-    by the target in 10.5 and, with drafts, by the drafter in 3.05. Atomic over plain speed at the prior acceptance 0.6:
-    1.012 at n = 4, 1.040 at n = 5, 1.132 at n = 13. The margin is 1.02 and 1/2000 per ms that the drafter must catch up
-    on, 1.0216 at most. So the ninth batch in a row that asks for drafts is that at n = 13.
-    Rejections make the acceptance 0.545, 0.500, 0.461, 0.428, and plain over atomic speed at n = 14 to 17 is
-    0.927, 0.966, 1.001, 1.033: the last is above 1.02.
-
-    0         R0: target 0.1 -> 10.6, first token 10.8, handed over 11.3. The drafter does not prefill in plain mode.
-    11.3      plain: 11.4 -> 21.5, 21.7 a token; 21.8 on. R1 of 5 tokens from 30.1 (30 + h): 1.8 left, * 1.25 -> 32.35;
-              R1 10.5 - 0.45 = 10.05. 32.55 a token. R1 - 0.3.
-    32.65     10.1 * 1.25 = 12.625 -> 45.275, R1 9.75 - 2.525 = 7.225; 45.475 a token. R1 - 0.3.
-    45.575    -> 58.2, R1 6.925 - 2.525 = 4.4; 58.4 a token. R1 - 0.3.
-    58.5      -> 71.125, R1 4.1 - 2.525 = 1.575; 71.325 a token. R1 - 0.3.
-    71.425    R1 1.275 * 5 = 6.375 -> 77.8, its only token at 78; the drafter leaves R1 as well. The decode has
-              10.1 - 5.1 = 5 left -> 82.8; 83 a token.
-    83        six plain rounds alone, 10.4 each: the last 135.1 -> 145.2; 145.4: 13 tokens.
-    145.4     atomic: the drafter first reads R0's prompt and the 12 tokens after it, 3.17; 145.5 + 3.17 + 6.02 ->
-              154.69, verify -> 164.99; 165.19 a token.
-    165.19    draft 165.29 -> 171.31. R2 of 5 tokens from 172.1 (172 + h): the verify has 9.51 left, * 1.25 -> 183.9875;
-              R2 10.5 - 2.3775 = 8.1225. 184.1875 a token. R2 - 0.3.
-    184.2875  draft 6.02 * 1.25 = 7.525 -> 191.8125, R2 7.8225 - 1.505 = 6.3175; verify 12.875 -> 204.6875,
-              R2 3.7425; 204.8875 a token. R2 - 0.3.
-    204.9875  draft -> 212.5125, R2 3.4425 - 1.505 = 1.9375; then R2 * 5 = 9.6875 -> 222.2, its only token at 222.4.
-              The drafter follows, 3.05. The verify has 10.3 - 7.75 = 2.55 left, * 1.25 -> 225.3875; 225.5875 a token.
-              The drafter has 3.05 - 0.6375 = 2.4125 left. - 0.3.
-    225.6875  plain: the drafter 2.1125 * 5 = 10.5625 -> 236.25; the decode has 10.1 - 8.45 = 1.65 left -> 237.9.
-    238.1     a token, and plain once more: 238.2 -> 248.3; 248.5.
-    """
-    asked: list[Asked] = [(0, 5, 19, {}), (30, 5, 1, {}), (172, 5, 1, {})]
-    result = run("adaptive", asked, draft_ms=(3.0, 0.01), stream_weight=4)
-    check(
-        result,
-        [
-            "prefill: prefill 0.1-10.6 @1, prefill 30.1-77.8 @1, prefill 172.1-222.2 @1, prefill 222.2-236.25 @0",
-            "decode: decode x1 11.4-21.5 @1, decode x1 21.8-32.35 @1, decode x1 32.65-45.275 @1",
-            "decode: decode x1 45.575-58.2 @1, decode x1 58.5-71.125 @1, decode x1 71.425-82.8 @1",
-            "decode: decode x1 83.1-93.2 @1, decode x1 93.5-103.6 @1, decode x1 103.9-114 @1",
-            "decode: decode x1 114.3-124.4 @1, decode x1 124.7-134.8 @1, decode x1 135.1-145.2 @1",
-            "decode: draft x1 145.5-154.69 @0, verify x1 154.69-164.99 @1, draft x1 165.29-171.31 @0",
-            "decode: verify x1 171.31-183.9875 @1, draft x1 184.2875-191.8125 @0, verify x1 191.8125-204.6875 @1",
-            "decode: draft x1 204.9875-212.5125 @0, verify x1 212.5125-225.3875 @1, decode x1 225.6875-237.9 @1",
-            "decode: decode x1 238.2-248.3 @1",
-        ],
-        [
-            [
-                *((at, 1) for at in (10.8, 21.7, 32.55, 45.475, 58.4, 71.325, 83.0, 93.4, 103.8, 114.2, 124.6, 135.0)),
-                *((at, 1) for at in (145.4, 165.19, 184.1875, 204.8875, 225.5875, 238.1, 248.5)),
-            ],
-            [(78.0, 1)],
-            [(222.4, 1)],
-        ],
-        "role",
-    )
-    assert result.requests["rounds"].tolist() == [18, 0, 0]
-    assert result.requests["drafted"].tolist() == [8, 0, 0]
-    assert result.requests["accepted"].tolist() == [0, 0, 0]
 
 
 # admission --------------------------------------------------------------------------------------------------------
@@ -570,32 +481,6 @@ def test_nobody_is_let_in_while_somebody_is_preempted(run: Run) -> None:
         "main: prefill 49.5-59.7 @2",
     ], [[(13.5, 1), (25.5, 1), (35.9, 1), (49.4, 1)], [(25.5, 1), (59.9, 1)]], "tokens")  # fmt: skip
     assert result.requests["recomputed_tokens"].tolist() == [0, 32]
-
-
-def test_blocks_are_taken_for_the_drafts_of_a_round(run: Run) -> None:
-    """The same with k = 2, every draft accepted: a round takes room for three tokens more, and uses them.
-
-    0       Both prompts of 20: draft 1.4, target 14: 0.1 -> 1.5 -> 15.5; 15.7. Two blocks each hold 32 tokens.
-    15.7    Contexts 20, 23, 26 and 29 and three more are at most 32, so four rounds of both: draft 2.04, later 2.06
-            (they catch up), verify 10.6: 28.64, 41.6, 54.56 and 67.52. Each has 13 tokens.
-    67.52   Context 32: R0 takes the fifth block, R1 gives its two up. R0's draft 2.03, verify 10.3; 80.15 all 16.
-    80.15   R1 reads 20 + 13: draft 1.33, target 13.3: 80.25 -> 81.58 -> 94.88; 95.08 its 14th token.
-    95.08   A round like the first, with nothing to catch up: 95.18 -> 97.2 -> 107.5; 107.7 the last two.
-    """
-    all_accepted = dict.fromkeys(range(16), 2)
-    asked: list[Asked] = [(0, 20, 16, all_accepted), (0, 20, 16, all_accepted)]
-    result = run("colocated", asked, kv_capacity_tokens=80)
-    check(result, [
-        "main: prefill 0.1-1.5, prefill 1.5-15.5, draft x2 15.8-17.84, verify x2 17.84-28.44",
-        "main: draft x2 28.74-30.8, verify x2 30.8-41.4, draft x2 41.7-43.76, verify x2 43.76-54.36",
-        "main: draft x2 54.66-56.72, verify x2 56.72-67.32, draft x1 67.62-69.65, verify x1 69.65-79.95",
-        "main: prefill 80.25-81.58, prefill 81.58-94.88, draft x1 95.18-97.2, verify x1 97.2-107.5",
-    ], [
-        [(15.7, 1), (28.64, 3), (41.6, 3), (54.56, 3), (67.52, 3), (80.15, 3)],
-        [(15.7, 1), (28.64, 3), (41.6, 3), (54.56, 3), (67.52, 3), (95.08, 1), (107.7, 2)],
-    ])  # fmt: skip
-    assert result.requests["recomputed_tokens"].tolist() == [0, 32]
-    assert result.requests["accepted"].tolist() == [10, 10]
 
 
 def test_bounded_decode_queue_of_pdv(run: Run) -> None:
@@ -798,18 +683,3 @@ def test_idle_lane_notices_work_at_its_next_look(run: Run) -> None:
         "prefill: prefill 1.1-21.1, prefill 21.1-23.1, prefill 41.4-61.4, prefill 61.4-63.4",
         "decode: draft x1 24.1-26.12, verify x1 26.12-36.42, draft x1 64.72-66.74, verify x1 66.74-77.04",
     ], [[(21.3, 1), (36.62, 2)], [(61.6, 1), (77.24, 2)]])  # fmt: skip
-
-
-def test_idle_lane_takes_host_time_from_the_other(run: Run) -> None:
-    """An idle lane looks for 0.25 out of every 1.25 ms: with one lane idle all else on the host takes 1/0.8 as long.
-
-    Launch 0.125, completion 0.25, hand-over 0.4 / 0.8 = 0.5. Decode is idle while prefill runs, and the reverse.
-
-    0       0.125 -> 20.125, first token 20.375; draft -> 22.125, completed 22.375, handed over 22.875: decode, idle
-            since 0, looks at 23.0.
-    23.0    0.125: 23.125 -> 25.145 -> 35.445; 35.695.
-    """
-    check(run("pd", [(0, 100, 3, {1: 1})], idle_poll_s=1 * MS, idle_poll_cost_s=0.25 * MS, handoff_s=0.4 * MS), [
-        "prefill: prefill 0.125-20.125, prefill 20.125-22.125",
-        "decode: draft x1 23.125-25.145, verify x1 25.145-35.445",
-    ], [[(20.375, 1), (35.695, 2)]])  # fmt: skip

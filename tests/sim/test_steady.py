@@ -193,27 +193,6 @@ def test_the_interactive_law_holds_in_the_window(loops: list[Result]) -> None:
         assert metrics["max_concurrent_requests"] == LOOP
 
 
-def test_trimming_counts_by_the_rows(loops: list[Result]) -> None:
-    """Each rate against a sum over the rows, in Python."""
-    run, warmup = loops[0], 50
-    start_s, end_s = run.requests["arrival_s"][warmup], run.requests["arrival_s"].max()
-    output, prompt = run.requests["output_tokens"].tolist(), run.requests["prompt_tokens"].tolist()
-    requests = tokens_in = tokens_out = 0.0
-    for id, tokens, at_s in zip(*(run.deliveries[n].tolist() for n in ("request", "tokens", "time_s")), strict=True):
-        if start_s < at_s <= end_s:
-            requests += tokens / output[id]
-            tokens_in += prompt[id] * tokens / output[id]
-            tokens_out += tokens
-    metrics = trimmed(run, warmup)
-    assert metrics["duration"] == end_s - start_s
-    assert metrics["completed"] == pytest.approx(requests)
-    assert metrics["total_input_tokens"] == pytest.approx(tokens_in)
-    assert metrics["total_output_tokens"] == tokens_out
-    assert metrics["request_goodput"] == pytest.approx(requests / (end_s - start_s))
-    e2el_s = (run.requests["finish_s"] - run.requests["arrival_s"])[warmup:]
-    assert metrics["mean_e2el_ms"] == pytest.approx(1e3 * e2el_s.mean())
-
-
 @pytest.mark.parametrize("arch", sorted(set(ARCHS) - {"autoregressive"}))
 def test_the_rate_per_judged_token_estimates_what_was_given(arch: Arch) -> None:
     """Within four standard deviations of a binomial; vLLM's, over all drafted, is another figure."""

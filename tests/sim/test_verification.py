@@ -115,18 +115,6 @@ def planner() -> Planner:
     return ServerParts(experiment, profile_of(experiment)).planner
 
 
-def test_the_table_is_of_requests_of_a_fixed_context() -> None:
-    """As vLLM times it: T tokens are one each of T requests, up to max_num_seqs of them."""
-    at_8192, at_0 = (StepCosts(planner(), 5, 64, context)._profiled_s for context in (8192, 1))
-    target = planner().models["target"]
-    for tokens in (8, 64):
-        assert at_8192(tokens) == target.price(tokens, 1, packed=tokens).seconds(tokens * 8192)
-    more = [at_8192(tokens) - at_0(tokens) for tokens in (16, 32, 64, 128, 256)]
-    assert more[1] == pytest.approx(2 * more[0], rel=0.1), "a token more is a request more"
-    assert more[2] == pytest.approx(2 * more[1], rel=0.1)
-    assert more[4] < 1.5 * more[2], "beyond max_num_seqs it is not"
-
-
 @given(st.integers(1, 64), st.integers(1, 40_000), st.integers(0, 600))
 def test_costs_at_hand_are_those_of_the_launch(rows: int, context: int, prompt: int) -> None:
     costs_s = StepCosts(planner(), 5, 64, 0).seconds(rows, rows * context, rows + prompt, 5 * rows)
@@ -141,13 +129,6 @@ def test_costs_at_hand_are_those_of_the_launch(rows: int, context: int, prompt: 
         assert costs_s[-1] >= drafted_s + last - 1e-12
         wide = [target.price(rows, 6, packed=tokens).seconds(held) for tokens in range(rows + 1, 6 * rows + 1)]
         assert costs_s[-1] == pytest.approx(drafted_s + max(first, *wide))
-
-
-def test_the_table_is_looked_up_with_the_prompts_of_the_step() -> None:
-    costs = StepCosts(planner(), 5, 64, 8192)
-    alone, with_prompt = costs.seconds(8, 800, 8, 40), costs.seconds(8, 800, 8 + 500, 40)
-    assert with_prompt[0] > alone[-1]
-    np.testing.assert_allclose(costs.seconds(8, 80_000, 8, 40), alone, err_msg="it ignores the context of the step")
 
 
 # runs ---------------------------------------------------------------------------------------------------------------

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pdvsim.sim.assembly import ServerParts, covering_profile
+from pdvsim.sim.assembly import covering_profile
 from pdvsim.sim.config import Experiment, Hardware, Server, Traffic
 from pdvsim.sim.engines.profiles import engine_profile
 from pdvsim.sim.metrics.timeline import trace
@@ -44,21 +44,6 @@ def tables(card: str, engine: Any = "sglang") -> KernelTables:
     known = engine_profile(engine, card).tables
     assert known is not None
     return known
-
-
-def test_a_larger_group_holds_and_reads_fewer_experts_per_gpu() -> None:
-    parts = [shard(model("deepseek-v3"), 1, ranks, True) for ranks in SIZES]
-    for fewer, more in pairwise(parts):
-        assert fewer.experts is not None
-        assert more.experts is not None
-        assert more.experts.resident * 2 == fewer.experts.resident
-        assert more.weight_bytes < fewer.weight_bytes
-        for tokens in (1, 64, 1024, 16_384):
-            assert more.experts.read(tokens) <= fewer.experts.read(tokens)
-    small = {"pair": "none:qwen3-30b-a3b", "engine": "pdvsim"}
-    for sizes, more_of in ((SIZES, {}), ((1, 2, 4, 8), small)):
-        rooms = [ServerParts(experiment(ranks, **more_of)).kv_capacity for ranks in sizes]
-        assert rooms == sorted(set(rooms))
 
 
 @pytest.mark.parametrize("engine", ["vllm", "sglang", "trtllm", "pdvsim"])
@@ -172,17 +157,6 @@ def test_the_exchange_over_nvlink_is_read_as_it_was_timed() -> None:
         assert (known.exchange_s(NVLINK, 32, at, HIDDEN, 1, kind, 4) <= times_s[32]).all()
     least = known.exchange_s(NVLINK, 32, at, HIDDEN, 1, "nvfp4")
     assert (least <= known.exchange_s(NVLINK, 32, at, HIDDEN, 1, "bfloat16")).all()
-
-
-def test_trtllm_exchanges_over_nvlink_where_it_has_one() -> None:
-    asked = {"engine": "trtllm", "gpu": "gb200"}
-    assert experiment(32, **asked).hardware.exchange == NVLINK
-    assert experiment(8, engine="trtllm", gpu="b200").hardware.exchange == NVLINK
-    for ranks, card, engine in ((16, "b200", "trtllm"), (8, "h200", "trtllm"), (8, "gb200", "vllm")):
-        assert experiment(ranks, gpu=card, engine=engine).hardware.exchange == HOW[0]
-    assert experiment(8, **asked, all2all_backend=HOW[1]).hardware.exchange == HOW[1]
-    with pytest.raises(ValueError, match="its tables have no exchange over NVLink"):
-        tables("h200").exchange_s(NVLINK, 8, np.ones(1), HIDDEN)
 
 
 def test_a_ring_between_nodes_by_hand() -> None:

@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-import pdvsim
 from pdvsim.cli import main
 from pdvsim.sim.config import Acceptance, Experiment, Traffic
 from pdvsim.sim.relevance import refuse_idle, vet
@@ -118,22 +117,6 @@ def test_seeds_replay_different_windows_at_one_rate(tmp_path: Path) -> None:
     for wrong in ("0", "busy", "-1", ""):
         with pytest.raises(ValueError, match="--window must be all, peak, by-seed or a number from 1"):
             replace(traffic, window=wrong)
-
-
-def test_all_conversations_are_whole_at_every_rate_and_seed(tmp_path: Path) -> None:
-    """So the share of prompt tokens that the cache has does not depend on them."""
-    trace = talks(12)
-    sessions = map(int, trace.sessions)
-    columns = zip(trace.arrival_s.tolist(), *trace.lengths.T.tolist(), sessions, trace.turns.tolist(), strict=True)
-    path = written(tmp_path, "arrival_s,prompt_tokens,output_tokens,session_id,turn", columns)
-    rates = {
-        pdvsim.run(arch="colocated", dataset_path=path, use_trace_timestamps=True, seed=seed, **rate)
-        .metrics["prefix_cache_hit_rate"]
-        for seed in (0, 1)
-        for rate in ({}, {"request_rate": 1.0}, {"request_rate": 0.5})
-    }  # fmt: skip
-    assert len(rates) == 1
-    assert rates.pop() > 60
 
 
 def test_columns_are_as_they_are_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

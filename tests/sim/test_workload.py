@@ -132,13 +132,6 @@ def test_built_in_sharegpt_is_true_to_its_source() -> None:
     assert (prompt + output).max() <= 2048
 
 
-def test_lengths_given_by_hand_override_the_data_set(mooncake: str) -> None:
-    for traffic in (Traffic(num_prompts=30), Traffic("mooncake", mooncake, num_prompts=30)):
-        own = lengths(make_requests(traffic, ALPHA))
-        assert lengths(make_requests(replace(traffic, output_len=9), ALPHA)) == [(p, 9) for p, _ in own]
-        assert lengths(make_requests(replace(traffic, input_len=9), ALPHA)) == [(9, o) for _, o in own]
-
-
 def test_a_file_is_shuffled_and_drawn_again_when_it_is_too_small(mooncake: str) -> None:
     rows = [(i + 1, 2 * i + 1) for i in range(50)]
     sample = lengths(make_requests(Traffic("mooncake", mooncake, num_prompts=130), ALPHA))
