@@ -10,7 +10,6 @@ from pathlib import Path
 from shutil import copy
 from typing import Any
 
-import numpy as np
 import pandas as pd
 import pytest
 import stubfile
@@ -76,33 +75,6 @@ def test_what_a_sweep_varies_is_a_dictionary() -> None:
 def test_a_bad_option_is_a_value_error(options: dict[str, object], says: str) -> None:
     with pytest.raises(ValueError, match=says.replace("?", r"\?")):
         pdvsim.run(**options)
-
-
-def test_none_is_the_default() -> None:
-    assert pdvsim.run(max_concurrency=None, **SMALL).metrics["stability"] == "burst"
-
-
-def test_values_are_taken_as_they_are() -> None:
-    third = 1 / 3
-    run = pdvsim.run(arch="pd", acceptance_rate=np.float64(third), num_speculative_tokens=np.int64(2), **SMALL)
-    assert run.result.experiment.acceptance.acceptance_rate == third
-    assert run.result.experiment.server.num_speculative_tokens == 2
-
-
-def test_a_run_shows_itself() -> None:
-    run = pdvsim.run(arch="pdv", request_rate=8, **SMALL)
-    shown = run._repr_html_()
-    assert "<table>" in shown
-    assert "<details>" in shown
-    assert 'src="data:image/png;base64,' in shown
-    assert "max-width: 100%" in shown
-    titles = [axes.get_title(loc="left").partition(",")[0] for axes in run.figure().axes]
-    assert titles == ["TTFT", "TPOT", "Requests over time", ""]
-    assert run.setting == (
-        "pdv, llama-3.2-1b:llama-3.1-8b on h200, random 32 tokens in, 8 out, k=4, acceptance 0.6 (assumed), 8 req/s, "
-        "seed 0."
-    )
-    assert "<img" not in pdvsim.run(detailed=False, **SMALL)._repr_html_()  # there are no records to draw
 
 
 def test_functions_have_the_options_of_their_commands_as_keywords() -> None:

@@ -176,15 +176,6 @@ def test_checkpoint_that_disagrees_with_its_config_is_refused(tmp_path: Path) ->
         load_weights(from_config({**config, "intermediate_size": 96}), tmp_path, CPU, torch.float32)
 
 
-def test_a_shard_has_its_part_of_a_preset() -> None:
-    part, whole = preset("llama-3.1-70b/tp4"), preset("llama-3.1-70b")
-    assert (part.spec.name, part.spec.heads, part.spec.kv_heads) == ("llama-3.1-70b/tp4", 16, 2)
-    assert (part.rope_theta, part.rope_scaling) == (whole.rope_theta, whole.rope_scaling)
-    for name, why in (("llama-3.1-70b/tp3", "no multiple"), ("llama-9/tp2", "unknown model"), ("x/tp0", "unknown")):
-        with pytest.raises(ValueError, match=why):
-            preset(name)
-
-
 def test_presets_are_those_of_the_simulator() -> None:
     assert set(PRESETS) <= {name for name, spec in SPECS.items() if spec.family in FAMILIES}
     with pytest.raises(ValueError, match=r"no preset of qwen3-14b; give the folder"):

@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Callable
 from pathlib import Path
 
@@ -94,8 +95,11 @@ def test_known_times_become_rows(vllm: Path, capsys: pytest.CaptureFixture[str])
     assert realrun([*VLLM, *SMALL, *load, *pinned, *files]) == 0
     document = json.loads(out.read_text())
     assert (document["completed"], document["total_output_tokens"], document["kv_capacity_tokens"]) == (6, 54, 123_456)
-    assert document["mean_ttft_ms"] == pytest.approx(1e3 * FIRST_S, rel=0.5)
-    assert document["mean_tpot_ms"] == pytest.approx(1e3 * STEP_S / GAIN, rel=0.5)
+    ttft_ms, e2el_ms = document["median_ttft_ms"], document["median_e2el_ms"]  # a busy machine may only add to them
+    assert 1e3 * FIRST_S <= ttft_ms < 10e3 * FIRST_S
+    assert 1e3 * (FIRST_S + 8 / GAIN * STEP_S) <= e2el_ms < 10e3 * (FIRST_S + 8 / GAIN * STEP_S)
+    assert ttft_ms < e2el_ms
+    assert document["mean_tpot_ms"] == pytest.approx((document["mean_e2el_ms"] - document["mean_ttft_ms"]) / 8)
     assert document["max_concurrent_requests"] == 2
     assert document["spec_decode_acceptance_length"] == GAIN
     assert document["prefix_cache_hits"] == 6 * 3
@@ -130,11 +134,15 @@ def test_what_ends_early_leaves_no_process(ends: str, vllm: Path) -> None:
     argv = [sys.executable, "-c", code, *VLLM, *SMALL, *load, "--input-len", tokens, "-o", str(vllm / "run.json")]
     process = subprocess.Popen(argv, stderr=subprocess.PIPE, text=True)
     assert process.stderr is not None
+    guard = threading.Timer(400, process.kill)  # so that nothing below waits for ever
+    guard.daemon = True
+    guard.start()
     if ends == "ctrl-c":
         while "requests" not in (line := process.stderr.readline()):
             assert line, "it ended before its first request"
         os.kill(process.pid, signal.SIGINT)
-    said = process.communicate(timeout=120)[1]
+    said = process.communicate()[1]
+    guard.cancel()
     assert process.returncode == (130 if ends == "ctrl-c" else 2), said
     assert ("had finished" if ends == "ctrl-c" else "its log: ") in said
     assert (vllm / "run.json").exists() == (ends == "ctrl-c")

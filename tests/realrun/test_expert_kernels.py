@@ -48,7 +48,7 @@ def layer(count: int, hidden: int, width: int, eight_bits: bool) -> LayerWeights
 
 
 @quick
-@given(st.integers(1, 40), st.sampled_from([(4, 2), (8, 2), (16, 4)]), st.booleans())
+@given(st.integers(1, 20), st.sampled_from([(4, 2), (16, 4)]), st.booleans())
 def test_a_mixture_is_its_twins(tokens: int, sizes: tuple[int, int], pinned: bool) -> None:
     count, taken = sizes
     w, gate = layer(count, 48, 24, False), Gate("silu", 8)
@@ -62,7 +62,7 @@ def test_a_mixture_is_its_twins(tokens: int, sizes: tuple[int, int], pinned: boo
 
 
 @quick
-@given(st.integers(1, 30), st.sampled_from([(4, 2), (16, 4)]))
+@given(st.integers(1, 20), st.sampled_from([(4, 2), (16, 4)]))
 def test_experts_multiply_8_bits_by_8_bits(tokens: int, sizes: tuple[int, int]) -> None:
     """Gate and up of each token's experts, and down of each pair's own row: with inputs that 8 bits hold exactly."""
     count, taken = sizes
@@ -100,8 +100,8 @@ def test_tokens_are_routed_and_grouped_alike(tokens: int, sizes: tuple[int, int]
     assert torch.equal(order[: bounds[-1]], expected[: bounds[-1]])
 
 
-@pytest.mark.parametrize(("count", "taken"), [(128, 8), (8, 2), (256, 8)])
-@pytest.mark.parametrize(("rows", "width"), [(1, 1), (1, 5), (8, 1), (4, 9), (64, 1), (16, 4)])
+@pytest.mark.parametrize(("count", "taken"), [(128, 8), (8, 2)])
+@pytest.mark.parametrize(("rows", "width"), [(1, 5), (8, 1), (16, 4)])
 def test_pinned_routing_reads_as_many_experts_as_simulated(count: int, taken: int, rows: int, width: int) -> None:
     """Over many layers and places, the mean of the distinct experts is the law's within two hundredths."""
     law = Experts(count, taken, 8)
@@ -115,8 +115,8 @@ def test_pinned_routing_reads_as_many_experts_as_simulated(count: int, taken: in
     assert sum(distinct) / len(distinct) == pytest.approx(law.read(rows * law.independent(width)), rel=0.02)
 
 
-@pytest.mark.parametrize(("count", "taken"), [(128, 8), (8, 2), (256, 8)])
-@pytest.mark.parametrize("tokens", [32, 64, 100, 256])
+@pytest.mark.parametrize(("count", "taken"), [(128, 8), (8, 2)])
+@pytest.mark.parametrize("tokens", [32, 100])
 def test_so_do_prompts(count: int, taken: int, tokens: int) -> None:
     law = Experts(count, taken, 8)
     distinct = []
@@ -140,11 +140,3 @@ def test_products_with_8_bit_weights(tokens: int, sizes: tuple[int, int], gated:
     into = linear.added(x, weight, Residual(normal(tokens, outputs, seed=6), None), tuning=tuning)
     expected = reference_ops.added(x, weight, Residual(normal(tokens, outputs, seed=6), None))
     torch.testing.assert_close(into.x, expected.x, rtol=1e-4, atol=1e-4)
-
-
-def test_quantised_weights_are_near_their_originals() -> None:
-    """e4m3 keeps three bits after the first: each value within a sixteenth of itself, or of the smallest step."""
-    matrix = normal(32, 64, seed=7)
-    error = (plain(quantised(matrix), torch.float32) - matrix).abs()
-    step = matrix.abs().amax(-1, keepdim=True) / 448 * 2**-9
-    assert bool((error <= torch.maximum(matrix.abs() / 16, step) * 1.001).all())

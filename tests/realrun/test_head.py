@@ -31,7 +31,6 @@ from pdvsim.sim.models.presets import drafter
 from pdvsim.sim.models.specs import HeadKind, HeadSpec
 from pdvsim.sim.relevance import applicable
 from pdvsim.sim.run import simulate
-from studies.engine_check import generate
 
 KINDS: tuple[HeadKind, ...] = ("eagle3", "mtp")
 PROMPTS = ([5, 9, 2, 7, 7, 1, 30, 8, 4], [11, 3, 60, 2, 2, 2, 15], [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11])
@@ -113,7 +112,7 @@ def plainly(head: Head, target: Transformer, tokens: Sequence[int], steps: int) 
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize(("chunk", "prompts"), [(4, PROMPTS), (64, PROMPTS), (64, SHORT)])
+@pytest.mark.parametrize(("chunk", "prompts"), [(4, PROMPTS), (64, SHORT)])
 def test_drafts_are_those_of_a_plain_recomputation(kind: HeadKind, chunk: int, prompts: tuple[list[int], ...]) -> None:
     """Rows that gained unlike numbers of tokens are drafted for in one batch, over several rounds."""
     target, draft = lanes(kind)
@@ -131,13 +130,6 @@ def test_drafts_are_those_of_a_plain_recomputation(kind: HeadKind, chunk: int, p
         assert draft.draft(rows, 3, width=width).outcome().rows == expected
         target.verify(rows, 3, pins=pins).outcome()
         width = 1 + max(pins)
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_speculation_with_a_head_changes_nothing(kind: HeadKind) -> None:
-    target, draft = lanes(kind)
-    plain = generate(target, PROMPTS, 14)
-    assert generate(target, PROMPTS, 14, draft=draft, drafts=3, chunk_tokens=5) == plain
 
 
 def test_eagle3_reads_a_low_a_middle_and_a_high_layer() -> None:
@@ -162,7 +154,6 @@ def test_a_head_holds_no_weights_of_its_target() -> None:
 # served --------------------------------------------------------------------------------------------------------------
 
 
-SERVED: tuple[Arch, ...] = ("baseline", "colocated", "pd", "pdv", "pdv-unified", "pdv-hybrid")
 MACHINE = Machine(device="cpu", tiny=True)
 
 
@@ -195,7 +186,7 @@ def checked(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 
 @pytest.mark.parametrize(
-    ("arch", "kind"), [*((arch, "eagle3") for arch in SERVED), ("colocated", "mtp"), ("pdv", "mtp")]
+    ("arch", "kind"), [("baseline", "eagle3"), ("colocated", "eagle3"), ("pdv-unified", "eagle3"), ("pdv", "mtp")]
 )
 def test_every_served_draft_is_that_of_a_plain_recomputation(arch: Arch, kind: HeadKind, checked: list[int]) -> None:
     """Whatever order a policy launches prompts, drafts and verifies in, a head finds the states it needs."""
@@ -207,7 +198,7 @@ def test_every_served_draft_is_that_of_a_plain_recomputation(arch: Arch, kind: H
     assert real.experiment.server.pair == f"{kind}-tiny:tiny"
 
 
-@pytest.mark.parametrize("arch", ["colocated", "pd", "pdv"])
+@pytest.mark.parametrize("arch", ["colocated", "pdv"])
 def test_a_head_reads_the_last_block_of_a_hit_again(arch: Arch, checked: list[int]) -> None:
     """What it keeps of a position is made of the next token, which the next turn may have another of."""
     chosen = served(arch, "eagle3")
@@ -239,11 +230,11 @@ def test_what_a_head_cannot_do_here_is_refused() -> None:
 def test_the_gpus_kernels_draft_what_the_plain_recomputation_does() -> None:
     """In Triton's interpreter: rows that begin some tokens back, at places one before their tokens', and prompts."""
     gpu = pytest.importorskip("pdvsim.realrun.engine.gpu")
-    target, draft = lanes("eagle3", layers=3)
+    target, draft = lanes("eagle3", layers=1)
     sequences, head = target.engine.sequences, draft.engine.model
     assert isinstance(head, Head)
     target.engine.model.ops = head.ops = gpu
-    for slot, prompt in enumerate((PROMPTS[0], [11])):
+    for slot, prompt in enumerate((PROMPTS[0][:5], [11])):
         sequences.put(slot, prompt)
         for start in range(0, len(prompt), 4):
             size = min(4, len(prompt) - start)

@@ -8,7 +8,7 @@ from functools import cache
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_serving import MACHINE, experiment
 
@@ -30,16 +30,11 @@ def plain(tokens: Sequence[int], k: int) -> list[int]:
     return []
 
 
-def test_the_example_of_vllm() -> None:
-    """[2, 3] would match with two tokens; of three there is no earlier place."""
-    assert History([1, 2, 3, 4, 2, 3]).drafts(4) == []
-    assert History([1, 2, 3, 4, 9, 1, 2, 3]).drafts(4) == [4, 9, 1, 2]
-
-
 few = st.lists(st.integers(0, 3), max_size=60)
 alike = st.lists(st.sampled_from([0, 1, 256, 65536, 16777216, 257]), max_size=40)  # bytes match across tokens
 
 
+@settings(max_examples=50)
 @given(few | alike, st.integers(1, 8), st.integers(0, 60))
 def test_it_finds_what_a_plain_search_finds(tokens: list[int], k: int, cut: int) -> None:
     history = History(tokens[:cut])
@@ -80,7 +75,7 @@ def test_a_pinned_run_goes_through_the_simulators_rounds(arch: Arch) -> None:
     assert real.experiment.server.pair == "ngram:tiny"
 
 
-@pytest.mark.parametrize("arch", SERVED)
+@pytest.mark.parametrize("arch", ["baseline", "colocated", "pdv-hybrid"])
 def test_drafts_found_by_the_host_change_no_token(arch: Arch) -> None:
     """The target's own verdicts on what was found: each request reads as if nothing had been drafted."""
     outputs: dict[int, list[int]] = {}

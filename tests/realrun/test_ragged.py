@@ -19,7 +19,7 @@ from pdvsim.sim.prices.forward import ForwardTerms
 from pdvsim.sim.records import Result
 from pdvsim.sim.run import simulate
 
-ARCHS: tuple[Arch, ...] = ("baseline", "colocated", "pd", "pdv", "pdv-unified", "pdv-hybrid")
+ARCHS: tuple[Arch, ...] = ("baseline", "colocated", "pd", "pdv-unified")
 
 
 def adaptive(arch: Arch, **server: Any) -> Experiment:

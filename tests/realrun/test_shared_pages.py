@@ -85,7 +85,7 @@ def test_caching_changes_no_token(arch: Arch, monkeypatch: pytest.MonkeyPatch) -
         assert (without.requests["num_cached_tokens"] == -1).all()
 
 
-@pytest.mark.parametrize("arch", ["autoregressive", "colocated", "pdv"])
+@pytest.mark.parametrize("arch", ["colocated", "pdv"])
 def test_evicted_and_preempted_tokens_are_computed_again(arch: Arch) -> None:
     """Over a cache that holds two of the longest requests."""
     chosen = sharing(arch, replace(BOTH, num_prompts=15), math.inf, room=16 * PAGE)
@@ -102,7 +102,7 @@ def test_early_drafts_leave_cached_pages_as_they_are(arch: Arch) -> None:
         assert tokens_of(chosen)[0] == one_after_the_other(chosen)
 
 
-@pytest.mark.parametrize("arch", ["colocated", "pdv", "adaptive"])
+@pytest.mark.parametrize("arch", ["colocated", "adaptive"])
 def test_the_drafter_has_no_hole_in_what_is_cached(arch: Arch, monkeypatch: pytest.MonkeyPatch) -> None:
     """A drafter equal to its target is always right, if it has read what it does not find cached."""
     let_adaptive_switch(monkeypatch, "plain", "plain", "atomic")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
@@ -144,25 +143,11 @@ def test_a_trace_is_replayed_exactly(data: st.DataObject, k: int) -> None:
         assert rounds == (recorded * len(run))[: len(rounds)]
 
 
-def test_a_trace_is_read_from_a_file(tmp_path: Path) -> None:
-    path = tmp_path / "rounds.jsonl"
-    path.write_text("[4, 0, 2]\n\n[1]\n")
-    runs = draw(Acceptance(acceptance_trace=str(path)), [20, 6, 20])
-    assert walk(runs[0], 4, start=1)[:5] == [4, 0, 2, 4, 0]
-    assert walk(runs[1], 4, start=1) == [1, 1, 1]
-    assert runs[2] == runs[0]
-
-
 @pytest.mark.parametrize(("text", "message"), [
     ("", "holds no round"),
     ("[1, 2]\n[256]\n", "line 2: item 0 is 256"),
-    ("[1, -1]", "line 1: item 1 is -1"),
-    ("[]", "line 1: holds no list"),
     ("[true]", "item 0 is True"),
-    ("[1.0]", "item 0 is 1.0"),
     ("{}", "line 1: holds no list"),
-    ("[1, 2", "line 1: '[1, 2' is not JSON"),
-    ("[1] [2]", "is not JSON"),
 ])  # fmt: skip
 def test_a_bad_trace_is_refused_in_one_line(tmp_path: Path, text: str, message: str) -> None:
     path = tmp_path / "rounds.jsonl"
@@ -229,10 +214,9 @@ def test_every_name_is_shipped_and_none_else_is_taken() -> None:
         refuse_idle([Experiment(acceptance=Acceptance(acceptance_model="cnn-ngram", acceptance_concentration=3.0))])
 
 
-@pytest.mark.parametrize("length", [LENGTH, 800])
 @pytest.mark.parametrize("name", RECORDED)
-def test_rounds_gain_what_was_recorded(name: str, length: Mapping[str, int] | int) -> None:
-    length = length if isinstance(length, int) else length[name.partition("-")[0]]
+def test_rounds_gain_what_was_recorded(name: str) -> None:
+    length = LENGTH[name.partition("-")[0]]
     runs = drawn(name, [length] * (500_000 // length))
     assert max(max(one) for one in runs) <= LONGEST
     for k, tokens in enumerate(RECORDED[name], start=1):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -13,11 +12,10 @@ from pdvsim.sim.config import Acceptance, Experiment, Hardware, Host, Server, Tr
 from pdvsim.sim.core import KINDS, Request
 from pdvsim.sim.metrics.summary import summarise
 from pdvsim.sim.prices.links import LINKS, LinkSpec
-from pdvsim.sim.relevance import applicable
 from pdvsim.sim.run import simulate
 from pdvsim.sim.workload.acceptance import Streams, expected_tokens, guessed_rate, was_guessed
 from pdvsim.sim.workload.requests import make_requests
-from pdvsim.testing import LOADS, checked
+from pdvsim.testing import LOADS
 
 TWO = Hardware(place=("prefill=1", "verify=1"))
 SILENT = Host(launch_s=0.0, completion_s=0.0, handoff_s=0.0)
@@ -51,14 +49,14 @@ def speed(
 ) -> float:
     experiment = Experiment(
         arch,
-        Traffic("random", num_prompts=6 * at_once, input_len=16, output_len=output_len, max_concurrency=at_once),
+        Traffic("random", num_prompts=4 * at_once, input_len=16, output_len=output_len, max_concurrency=at_once),
         Acceptance(0.8), Server(num_speculative_tokens=4, **server),
         Hardware(**({"place": ("prefill=1", "verify=1"), "link": "made up"} if gpus > 1 else {})), host,
     )  # fmt: skip
     return float(summarise(simulate(experiment))["output_throughput"])
 
 
-@pytest.mark.parametrize("fan", [0, 2, 8])
+@pytest.mark.parametrize("fan", [0, 8])
 def test_one_request_with_drafts_ahead(fan: int) -> None:
     """A round takes the longer of verify and draft ahead; one that was not guessed has its draft before it, or none."""
     hardware = Hardware(place=("prefill=1", "verify=1"), link="made up")
@@ -85,24 +83,10 @@ def test_one_request_with_drafts_ahead(fan: int) -> None:
 
 def test_the_latency_model_chooses_no_worse_than_not_drafting_ahead() -> None:
     """On two GPUs with few requests it gains a quarter and more; on one it leaves off."""
-    for at_once, gpus, least in ((1, 2, 1.25), (4, 2, 1.0), (32, 2, 0.98), (1, 1, 0.98), (16, 1, 0.98)):
+    for at_once, gpus, least in ((1, 2, 1.25), (16, 2, 0.98), (1, 1, 0.98)):
         host = Host()
-        plain, ahead = (speed(arch, host, at_once, gpus, 500) for arch in ("pdv", "pdv-ahead"))
+        plain, ahead = (speed(arch, host, at_once, gpus, 300) for arch in ("pdv", "pdv-ahead"))
         assert ahead >= least * plain, (at_once, gpus)
-
-
-@pytest.mark.parametrize("miss", ["draft", "plain"])
-@pytest.mark.parametrize("fan", [0, 2])
-@pytest.mark.parametrize("load", LOADS)
-def test_nothing_that_is_drafted_ahead_is_lost_or_made_twice(load: str, fan: int, miss: Any) -> None:
-    """On two GPUs: tokens drafted ahead are verified or dropped, and those verified are all there are."""
-    base = LOADS[load]
-    server = replace(base.server, ahead_fan=fan, ahead_miss=miss)
-    experiment = applicable(
-        replace(base, arch="pdv-ahead", server=server, hardware=replace(base.hardware, place=("prefill=1", "verify=1")))
-    )
-    used = checked(experiment).requests["ahead_used"].sum()
-    assert (used > 0) == experiment.speculates
 
 
 def test_lanes_have_limits_of_their_own() -> None:

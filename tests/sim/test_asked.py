@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import math
 import re
-import shlex
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -15,8 +13,7 @@ import pytest
 
 import pdvsim
 from pdvsim.cli import main
-from pdvsim.cli.run import AskedExperiment, RunCommand
-from pdvsim.common.commandline import command_line, parse
+from pdvsim.cli.run import AskedExperiment
 from pdvsim.common.options import build
 from pdvsim.sim.config import Acceptance, Experiment, Server, Traffic
 from pdvsim.sim.models.names import Note
@@ -116,13 +113,9 @@ def test_a_run_repeats_what_another_run_says_of_its_drafts(tmp_path: Path) -> No
 
 @pytest.mark.parametrize(("text", "says"), [
     ("", "has no count of drafts"),
-    ("vllm:num_requests_running 3\n", "has no count of drafts"),
-    (metrics(0, 0, [0, 0]), "has no count of drafts"),
     (metrics(10, 20, [15, 1]), "more tokens accepted than drafted"),
-    ("vllm:spec_decode_num_drafts_total nan\n", "line 1: is 'nan'"),
     ('{"completed": 3}', "spec_decode_num_drafts: is None"),
     ('{"spec_decode_num_drafts": 0, "spec_decode_draft_tokens": 0, "spec_decode_accepted_tokens": 0}', "drafted"),
-    ('{"spec_decode_num_drafts": 1, "spec_decode_draft_tokens": 2, "spec_decode_accepted_tokens": true}', "True"),
     ('{"spec_decode_num_drafts": 1', "is not JSON"),
     ("[1, 2, -3]", "item 2 is -3"),
 ])  # fmt: skip
@@ -138,10 +131,7 @@ def test_what_tells_no_acceptance_is_one_line(
 @pytest.mark.parametrize(("flags", "says"), [
     ("run --acceptance-from {} --acceptance-rate 0.5", "mutually exclusive"),
     ("run --acceptance-from {} --acceptance-model sharegpt-eagle3", "mutually exclusive"),
-    ("run --acceptance-from nowhere.txt", "nowhere.txt: cannot be read"),
-    ("run --acceptance-from {} --pair ngram:llama-3.1-8b", "acceptance of ngram drafts"),
     ("run --acceptance-from {} --pair suffix:llama-3.1-8b", "acceptance of suffix drafts"),
-    ("run --acceptance-from {} --num-speculative-tokens 9", "gives 8 positions; drafts have up to 9"),
     ("advise --model llama-3.1-8b --request-rate 2 --acceptance-from {}", "name it with --drafter"),
 ])  # fmt: skip
 def test_what_does_not_go_together_is_refused(
@@ -186,25 +176,6 @@ def test_a_column_of_the_requests_file_comes_before_a_recording(tmp_path: Path) 
     assert usual_acceptance(EAGLE3, Traffic("custom", without, num_prompts=1)).acceptance_model == "sharegpt-eagle3"
 
 
-@pytest.mark.parametrize("acceptance", [Acceptance(), Acceptance(0.7), Acceptance(acceptance_model="cnn-eagle3")])
-def test_a_command_line_keeps_the_acceptance_of_a_head(acceptance: Acceptance) -> None:
-    experiment = Experiment("colocated", acceptance=acceptance, server=Server(EAGLE3))
-    command = shlex.split(command_line("pdvsim run", experiment))
-    assert parse(RunCommand, command[2:]).experiment == experiment
-
-
-def test_the_break_even_of_a_draft_table_is_where_plain_decoding_is_as_fast() -> None:
-    options: dict[str, Any] = {"pair": PAIR, "max_num_seqs": 8, "max_k": 2, "num_runs": 2, "jobs": 1, "num_prompts": 30}
-    [tier, *_] = pdvsim.draft_table(**options).tiers
-    assert tier.break_even is not None
-    assert 0 < tier.break_even < 0.6
-    below = pdvsim.draft_table(**options, acceptance_rate=max(0.0, tier.break_even - 0.12))
-    above = pdvsim.draft_table(**options, acceptance_rate=tier.break_even + 0.12)
-    gains = [table.tiers[0].over_plain[0] if table.tiers[0].k else -math.inf for table in (below, above)]
-    assert gains[0] < gains[1]
-    assert above.tiers[0].k > 0
-
-
 # pdvsim acceptance ---------------------------------------------------------------------------------------------------
 
 
@@ -214,14 +185,10 @@ def rows(capsys: pytest.CaptureFixture[str], *words: str) -> dict[tuple[str, str
     return {(row["drafter"], row["task"]): row for row in listed}
 
 
-@pytest.mark.parametrize(("drafter", "task"), [("eagle3", "sharegpt"), ("pard", "-"), ("dflash", "-")])
-def test_tokens_per_round_are_those_of_runs(capsys: pytest.CaptureFixture[str], drafter: str, task: str) -> None:
-    listed = rows(capsys)[drafter, task]
-    for k in (1, 4):
-        run = pdvsim.run(
-            model="llama-3.1-8b", drafter=drafter, arch="colocated", num_speculative_tokens=k, num_prompts=300
-        )
-        assert run.metrics["spec_decode_acceptance_length"] == pytest.approx(float(listed[f"k={k}"]), rel=0.04)
+def test_tokens_per_round_are_those_of_runs(capsys: pytest.CaptureFixture[str]) -> None:
+    listed = rows(capsys)["eagle3", "sharegpt"]
+    run = pdvsim.run(model="llama-3.1-8b", drafter="eagle3", num_speculative_tokens=4, num_prompts=300)
+    assert run.metrics["spec_decode_acceptance_length"] == pytest.approx(float(listed["k=4"]), rel=0.04)
 
 
 # The second answer repeats the first: a look-up in other answers finds it, one in its own tokens does not.
@@ -248,9 +215,3 @@ def test_drafts_are_looked_up_in_the_users_texts(tmp_path: Path, capsys: pytest.
     own = ("--suffix-decoding-max-cached-requests", "0")
     alone = rows(capsys, "--drafter", "suffix", "--texts", str(path), *own)["suffix", "your texts"]
     assert alone["k=7"] == "1.00"
-
-
-def test_texts_need_a_tokenizer(refused: Callable[..., str], tmp_path: Path) -> None:
-    path = tmp_path / "texts.jsonl"
-    path.write_text('{"prompt": "a", "output": "b"}\n')
-    assert "--tokenizer" in refused(["acceptance", "--texts", str(path), "--drafter", "ngram"])

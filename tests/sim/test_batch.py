@@ -9,18 +9,16 @@ import numpy as np
 import pytest
 
 from pdvsim.sim.config import Experiment, Hardware, Server, Traffic
-from pdvsim.sim.core import Chunk, Request
+from pdvsim.sim.core import Chunk
 from pdvsim.sim.machine.batch import Batch
 from pdvsim.sim.machine.kv import KvCache
 from pdvsim.sim.machine.paths import path_of
 from pdvsim.sim.policies import named
-from pdvsim.sim.policies.ahead import Ahead
 from pdvsim.sim.policies.base import Process
 from pdvsim.sim.policies.colocated import Colocated
-from pdvsim.sim.policies.hybrid import Adaptive, Hybrid
+from pdvsim.sim.policies.hybrid import Adaptive
 from pdvsim.sim.policies.pd import PD
 from pdvsim.sim.policies.pdv import PDV
-from pdvsim.sim.records import Deliveries
 from pdvsim.sim.run import simulate
 from pdvsim.sim.workload.options import Acceptance
 from pdvsim.sim.workload.requests import make_requests
@@ -75,17 +73,6 @@ class Restless(PD):
             rows = yield from self.rounds(self.reserve(rows, k), k)
 
 
-class Counting(PDV):
-    """Has a say in every verdict, so it must be asked for each."""
-
-    verdicts = 0
-
-    def settle(self, rows: Batch, verdict: Sequence[int]) -> Batch:
-        Counting.verdicts += len(verdict)
-        assert all(0 <= accepted <= row.state.k for row, accepted in zip(rows, verdict, strict=True))
-        return super().settle(rows, verdict)
-
-
 @pytest.mark.parametrize(("policy", "hardware"), [(Curious, Hardware()), (Curious, SCARCE), (Restless, Hardware())])
 def test_reading_or_reordering_rows_gives_the_same_run(policy: type[Colocated], hardware: Hardware) -> None:
     experiment = Experiment(named(policy), TRAFFIC, server=Server(num_speculative_tokens=3), hardware=hardware)
@@ -128,12 +115,6 @@ def test_rounds_pass_without_the_policy_being_asked() -> None:
     assert many >= rounds
 
 
-def test_a_say_in_every_verdict_is_had() -> None:
-    Counting.verdicts = 0
-    result = simulate(Experiment(named(Counting), TRAFFIC))
-    assert Counting.verdicts == np.sum(result.requests["rounds"])
-
-
 class OwnVerdict:
     """Mixed in, not derived from a policy."""
 
@@ -143,52 +124,18 @@ class OwnVerdict:
 
 @pytest.mark.parametrize(("bases", "own", "asked"), [
     ((Colocated,), {}, "on change"),
-    ((Colocated,), {"loop": Colocated.loop}, "on change"),
     ((Colocated,), {"admits": Colocated.admits}, "while waiting"),
     ((Colocated,), {"admits": Colocated.admits, "verify": Colocated.verify}, "every round"),
-    ((Colocated,), {"asked": "every round"}, "every round"),
     ((Colocated,), {"asked": "on change", "verify": Colocated.verify}, "on change"),
     ((OwnVerdict, Colocated), {}, "every round"),
-    ((Curious,), {}, "while waiting"),  # as what it derives from
     ((PDV,), {}, "on change"),
     ((PDV,), {"gathers": PDV.gathers}, "every round"),
-    ((PDV,), {"admits": PDV.admits}, "while waiting"),
-    ((Hybrid,), {}, "on change"),
     ((Adaptive,), {}, "every round"),
-    ((Ahead,), {}, "every round"),
 ])  # fmt: skip
 def test_a_policy_is_asked_as_often_as_its_own_methods_need(
     bases: tuple[type, ...], own: dict[str, object], asked: str
 ) -> None:
     assert type("Mine", bases, dict(own)).asked == asked  # type: ignore[attr-defined]
-
-
-def test_a_request_in_a_batch_of_its_own_is_foreseen_no_longer() -> None:
-    """Its forecast ends for all its rows, which stand where their rounds have brought them."""
-    kv, deliveries = KvCache(10_000, 4, paged=True), Deliveries()
-    requests = [Request(i, 0.0, 50, 40, bytes([i + 1] * 40)) for i in range(3)]
-    for request in requests:
-        assert kv.admit(request, 50)
-        request.state.context = request.state.prefilled = 50
-        request.state.emitted = 1
-    rows = Batch(requests)
-    assert rows.reserve(kv, 2)
-    forecast = rows.foresee(2, kv, deliveries, rereads=False)
-    contexts, lags = forecast.sums(3)
-    assert contexts == [150, 158, 166]  # 2, 3 and 3 tokens per round
-    assert lags == [0, 1, 1]
-    forecast.pass_rounds([0.1, 0.2])
-    assert [row.state.emitted for row in rows] == [5, 7, 7]
-    alone = Batch(requests[:1])
-    assert rows.forecast is None
-    assert not deliveries.unwritten
-    assert [row.state.emitted for row in rows] == [5, 7, 7]
-    assert [row.state.drafter_lag for row in rows] == [0, 1, 1]
-    assert [row.taken.rounds for row in rows] == [2, 2, 2]
-    assert rows.context == 166
-    alone.k = 2
-    assert (alone.k, rows[0].state.k) == (2, 2)
-    kv.check_integrity()
 
 
 @pytest.mark.parametrize("acceptance", [Acceptance(0.7), Acceptance(synthetic_acceptance_rates=(0.8, 0.3))])

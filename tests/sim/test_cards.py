@@ -8,7 +8,6 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from configs import config_file
 from refusals import one_line
 
 from pdvsim.calibration.fit.build import save
@@ -18,7 +17,6 @@ from pdvsim.sim.models import names
 from pdvsim.sim.models.presets import MODELS, PRESETS, model
 from pdvsim.sim.prices.cards import GPUS, card_file, gpu
 from pdvsim.sim.prices.profile import builtin
-from pdvsim.sim.prices.transfer import shipped
 
 CARD = """\
 name = "my-card"
@@ -74,14 +72,10 @@ def test_five_lines_of_toml_are_a_card(tmp_path: Path, capsys: pytest.CaptureFix
 @pytest.mark.parametrize(("old", "new", "says"), [
     ("source =", "sauce =", "sauce: unknown key"),
     ('source = "data sheet of 2025"\n', "", "source: is missing"),
-    ('"data sheet of 2025"', '" "', "source: must be a text"),
-    ("1.8e12", "1800", "bandwidth_bytes_per_s: must be 1e+09 to 1e+14, got 1800"),
     ("1.8e12", "nan", "bandwidth_bytes_per_s: must be"),
     ("210e12", '"fast"', "flops_per_s: must be a number, got 'fast'"),
-    ("34e9", "34", "memory_bytes: must be 1e+09"),
     ("34e9", "true", "memory_bytes: must be a number"),
     ("my-card", "h200", "name: h200 is a built-in card"),
-    ("source =", "sms = 0\nsource =", "sms: must be 1 to 1024"),
     ("name =", "name", "is not TOML"),
 ])  # fmt: skip
 def test_a_bad_card_is_refused_in_one_line(tmp_path: Path, old: str, new: str, says: str) -> None:
@@ -95,23 +89,6 @@ def test_a_profile_of_another_card_is_refused(tmp_path: Path, refused: Callable[
     save(builtin("a100-80gb"), tmp_path / "p.json")
     argv = ["run", "--gpu", "l40s", "--profile", str(tmp_path / "p.json"), "--num-prompts", "4"]
     assert "is for a100-80gb, not for --gpu l40s" in refused(argv)
-
-
-def test_ceilings_declared_as_measured_do_not_narrow_the_bar(tmp_path: Path) -> None:
-    """No kernel of the card was timed."""
-    path = tmp_path / "card.toml"
-    path.write_text(CARD + "measured = true\n")
-    assert set(builtin(str(path)).uncertainty.values()) == {shipped().bar(card_known=False)}
-
-
-def test_a_model_from_its_configuration_is_transferred(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    config_file(tmp_path)
-    small = ["--num-prompts", "4", "--output-len", "8", "--input-len", "16", "--json"]
-    assert main(["run", "--pair", f"tinyllama-1.1b:{tmp_path}", *small]) == 0
-    document = json.loads(capsys.readouterr().out)
-    assert document["foundation"].startswith("measured")
-    assert f"transferred: {tmp_path}" in document["foundation"]
-    assert document["output_throughput_low"] < document["output_throughput_high"]
 
 
 # names ---------------------------------------------------------------------------------------------------------------
@@ -128,12 +105,9 @@ def test_every_other_name_is_of_a_preset_and_of_one_only() -> None:
 
 @pytest.mark.parametrize(("typed", "taken", "noted"), [
     ("h100", "h100-sxm", True),
-    ("H100", "h100-sxm", True),
-    ("a100", "a100-80gb", True),
     ("A100-80GB", "a100-80gb", False),
     ("rtx_4090", "rtx-4090", False),
     ("NVIDIA H100 80GB HBM3", "h100-sxm", True),  # as nvidia-smi says
-    ("NVIDIA A100-SXM4-40GB", "a100-40gb", True),
     ("NVIDIA GeForce RTX 4090", "rtx-4090", True),
 ])  # fmt: skip
 def test_cards(typed: str, taken: str, noted: bool) -> None:
@@ -144,34 +118,12 @@ def test_cards(typed: str, taken: str, noted: bool) -> None:
 
 
 @pytest.mark.parametrize(("typed", "taken"), [
-    ("Llama-3.1-8B", "llama-3.1-8b"),
     ("meta-llama/Llama-3.1-8B-Instruct", "llama-3.1-8b"),
-    ("Llama-3.1-8B-Instruct", "llama-3.1-8b"),
-    ("Qwen/Qwen2-7B", "qwen2-7b"),
     ("TinyLlama/TinyLlama-1.1B-Chat-v1.0", "tinyllama-1.1b"),
-    ("google/gemma-2b-it", "gemma-2b"),
     ("meta-llama/Meta-Llama-3.1-70B", "llama-3.1-70b"),
-    ("Qwen/Qwen3-14B", "qwen3-14b"),
     ("unsloth/Qwen3-14B", "qwen3-14b"),  # a copy
-    ("google/gemma-3-27b-it", "gemma-3-27b"),
-    ("microsoft/phi-4", "phi-4"),
 ])  # fmt: skip
 @pytest.mark.filterwarnings("ignore::pdvsim.sim.models.names.Note")
 def test_models(typed: str, taken: str) -> None:
     assert model(typed) is PRESETS[taken]
     assert Server(pair=f"{typed}:{typed}").pair == f"{taken}:{taken}"
-
-
-def test_a_folder_of_that_name_comes_before_the_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "Qwen" / "Qwen2-7B").mkdir(parents=True)
-    monkeypatch.chdir(tmp_path)
-    assert Server(pair="qwen2-1.5b:Qwen/Qwen2-7B").pair == "qwen2-1.5b:Qwen/Qwen2-7B"
-
-
-def test_the_command_says_what_it_took_once_and_prints_the_preset(capsys: pytest.CaptureFixture[str]) -> None:
-    argv = ["--pair", "meta-llama/Llama-3.2-1B:meta-llama/Llama-3.1-8B-Instruct", "--gpu", "h100", "--no-band"]
-    assert main(["run", *argv, "--num-prompts", "2"]) == 0
-    out, err = capsys.readouterr()
-    assert "llama-3.2-1b:llama-3.1-8b" in out
-    for line in ("meta-llama/Llama-3.2-1B is read as llama-3.2-1b", "h100 is read as h100-sxm"):
-        assert err.count(line) == 1

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from pdvsim.sim.engines.profiles import engine_profile
 from pdvsim.sim.machine.kv import capacity_tokens, states_tokens
 from pdvsim.sim.models.layers import Compressed
-from pdvsim.sim.models.presets import PRESETS, CannotShard, drafter, model, shard
-from pdvsim.sim.models.specs import ModelSpec, Pair
+from pdvsim.sim.models.presets import PRESETS, CannotShard, shard
+from pdvsim.sim.models.specs import ModelSpec
 from pdvsim.sim.prices.cards import GPUS
 from pdvsim.sim.prices.costs import CostModel
 from pdvsim.sim.prices.forward import ForwardTerms
@@ -104,41 +104,6 @@ def test_shards_divide_heads_and_their_groups_alone() -> None:
         shard(replace(FLASH, heads=128), 16)
 
 
-def test_the_mtp_layer_has_a_window_alone() -> None:
-    head = drafter("mtp", FLASH)
-    assert (head.kv_bytes_per_token, head.kept_bytes, head.reach) == (0, 128 * 584, None)
-    assert head.experts is not None
-    assert drafter("eagle3", FLASH).compressed is None
-
-
-@pytest.mark.filterwarnings("ignore::pdvsim.sim.models.names.Note")
-def test_copies_with_other_experts() -> None:
-    names = ("nvidia/DeepSeek-V4-Pro-NVFP4", "sgl-project/DeepSeek-V4-Pro-FP8", "deepseek-ai/DeepSeek-V4-Pro")
-    copies = [model(name) for name in names]
-    assert [copy.experts.weight_bytes for copy in copies if copy.experts] == [0.5625, 1.0, 0.53125]
-    assert len({copy.common_bytes for copy in copies}) == 1
-
-
-@pytest.mark.parametrize("engine", ["vllm", "sglang", "trtllm"])
-@pytest.mark.parametrize("card", ["b200", "h200"])
-def test_engines_have_prices(engine: str, card: str) -> None:
-    """They rise with rows and context; past what is selected a token costs less, and selecting is not free."""
-    spec = shard(FLASH, 4)
-    pair = Pair(drafter("mtp", spec), spec)
-    profile = engine_profile(engine, card).covering(pair)  # type: ignore[arg-type]
-    costs = CostModel(spec, profile.models[spec.name])
-
-    def seconds(rows: int, context: int) -> float:
-        return costs.price(rows, 1, 1, rows * context).seconds(rows * context)
-
-    assert seconds(256, 1000) > seconds(64, 1000) > seconds(1, 1000) > 0
-    assert seconds(64, 60_000) > seconds(64, 30_000) > seconds(64, 2049) >= seconds(64, 2048) > seconds(64, 1000)
-    assert (seconds(64, 60_000) - seconds(64, 30_000)) / 30 < seconds(64, 2000) - seconds(64, 1000)
-    assert costs.price(0, prompts=[(0, 8192)]).seconds_0 > 1.5 * costs.price(0, prompts=[(0, 4096)]).seconds_0
-    head = CostModel(pair.draft, profile.models[pair.draft.name])
-    assert head.price(8, 1, 1, 8000).seconds(8000) == pytest.approx(head.price(8, 1, 1, 0).seconds(0), rel=1e-4)
-
-
 @pytest.mark.parametrize(("engine", "card"), [("vllm", "h200"), ("sglang", "b200"), ("trtllm", "b200")])
 def test_attention_with_its_products_takes_as_long_as_the_timed_modules(engine: str, card: str) -> None:
     """Rows with 1,024 cached tokens: the layers of V4-Pro on 8 GPUs against the sum of timed ones."""
@@ -155,12 +120,3 @@ def test_attention_with_its_products_takes_as_long_as_the_timed_modules(engine: 
     for kind, (at, base, slope) in ((kind, line) for kind, line in lines.items() if line is not None):
         timed += counts[kind] * np.interp(rows, at, base + slope * at * 1024)
     assert np.median(np.abs(ours / timed - 1)) < 0.1
-
-
-def test_no_server_was_measured_and_the_range_says_so() -> None:
-    plain = PRESETS["deepseek-v3"]
-    profile = engine_profile("sglang", "b200")
-    bars = [profile.covering(Pair(drafter("none", spec), spec)).uncertainty[spec.name] for spec in (plain, FLASH)]
-    assert profile.error is not None
-    assert bars[0] == profile.error.tpot
-    assert bars[1] > max(bars[0], 0.25)

@@ -57,11 +57,6 @@ def goodput_speeds(plan: Planner, rate: float, rows: int, context: int) -> list[
     return [speed_of(plan, rate, rows, context, k, plan.full_round_s(rows, rows * context, k, rate)) for k in range(17)]
 
 
-def draft_lengths(result: Result) -> Any:
-    launches = result.launches
-    return launches["steps"][launches["kind"] == DRAFT]
-
-
 def tokens_per_s(result: Result) -> float:
     return float(result.requests["output_tokens"].sum() / result.requests["finish_s"].max())
 
@@ -83,16 +78,6 @@ def test_estimate_is_the_maximum_likelihood_rate() -> None:
 
 
 SPECULATING = [arch for arch in ARCHS if arch != "autoregressive"]
-
-
-def test_estimate_follows_a_step_immediately() -> None:
-    """10,000 verdicts at 0.8 do not outweigh the next 300 at 0.3."""
-    rng = np.random.default_rng(0)
-    estimate = AcceptanceEstimate()
-    for rate, verdicts in ((0.8, 10_000), (0.3, 300)):
-        for passed in rng.random(verdicts) < rate:
-            estimate.observe(int(passed), int(not passed))
-    assert estimate.rate == pytest.approx(0.3, abs=0.1)
 
 
 @pytest.mark.parametrize("arch", SPECULATING)
@@ -173,18 +158,6 @@ def test_rounds_with_and_without_drafts_may_be_mixed(arch: Arch, monkeypatch: py
         assert 3 * result.launches["rows"][verifies].sum() > req["drafted"].sum()
 
 
-def test_a_drafter_reads_prompts_when_it_is_first_needed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """While nothing is drafted it reads nothing; the first draft then pays for prompt and output both."""
-    result = scripted(monkeypatch, "colocated", [0] * 20 + [2] * 1000, num_speculative_tokens=0)
-    launches = result.launches
-    first, second = np.flatnonzero(launches["role"] == 0)[:2]
-    assert launches["kind"][first] == DRAFT
-    rows = int(launches["rows"][first])
-    assert rows > 8
-    caught_up = CostModel(pair(PAIR).draft, builtin("h200").fit(pair(PAIR).draft)).price(rows, 1, 2)
-    assert launches["solo_s"][first] > 4 * caught_up.seconds_0 > 3 * launches["solo_s"][second]
-
-
 # feedback ---------------------------------------------------------------------------------------------------------
 
 
@@ -250,16 +223,6 @@ def test_feedback_stays_inside_its_limits() -> None:
         feedback(min_speculative_tokens=0)
 
 
-def test_feedback_shortens_while_drafts_wait_for_verification() -> None:
-    """At acceptance 0.95 and one request it drafts 8 tokens; with 64, whose drafts wait in the queue, 2."""
-    for concurrency, expected in ((1, 8), (64, 2)):
-        traffic = Traffic("random", num_prompts=3 * concurrency, input_len=64, output_len=200,
-                          max_concurrency=concurrency)  # fmt: skip
-        server = Server(controller="feedback", verify_gather="never", max_draft_batch=8)
-        result = simulated(Experiment("pdv", traffic, Acceptance(acceptance_rate=0.95), server))
-        assert np.median(draft_lengths(result)[20:]) == expected, concurrency
-
-
 # near the best ----------------------------------------------------------------------------------------------------
 
 
@@ -273,7 +236,6 @@ def speed_late(experiment: Experiment) -> float:
 
 @pytest.mark.parametrize(("arch", "pair", "rate", "concurrency", "fixed", "starts"), [
     ("pdv", "gemma-2b:gemma-7b", 0.9, 8, (2, 3, 4), (0, 8)),
-    ("pdv", PAIR, 0.8, 32, (1, 2, 3), (1, 8)),
     ("pd", PAIR, 0.6, 128, (0, 1), (4,)),
     ("colocated", PAIR, 0.3, 128, (0,), (8,)),
     ("colocated", PAIR, 0.9, 1, (5, 6, 7), (1,)),
@@ -296,52 +258,6 @@ def test_goodput_comes_near_the_best_fixed_length_from_any_start(
     best = max(speed(num_speculative_tokens=k) for k in fixed)
     for start in starts:
         assert speed(num_speculative_tokens=start, controller="goodput") >= 0.97 * best, start
-
-
-def test_goodput_follows_a_step_of_acceptance() -> None:
-    """32 concurrent; of the requests from the 300th on 30% instead of 80% of the drafts are accepted: from 3 to 0."""
-    high, low = (
-        Workload(Traffic("random", num_prompts=n, input_len=128, output_len=128, seed=n), Acceptance(rate)).all()
-        for n, rate in ((300, 0.8), (200, 0.3))
-    )
-    requests = [Request(i, 0.0, 128, 128, request.accept_runs) for i, request in enumerate([*high, *low])]
-    traffic = Traffic("random", num_prompts=500, max_concurrency=32)
-    result = simulated(Experiment("pdv", traffic, server=Server(controller="goodput")), requests=requests)
-    ends, lengths = round_lengths(result)
-    step_s = result.requests["arrival_s"][300]
-    assert np.median(lengths[(ends > step_s - 1) & (ends < step_s)]) in (2, 3)
-    assert np.median(lengths[(ends > step_s + 2) & (ends < step_s + 3)]) == 0
-
-
-def test_goodput_drafts_again_when_acceptance_rises() -> None:
-    """8 concurrent: 60 requests of which no draft is accepted, then 120 of which all are: within 8 s it drafts."""
-    requests = [Request(i, 0.0, 128, 128, bytes([255 * (i >= 60)]) * 128) for i in range(180)]
-    experiment = Experiment(
-        "pd", Traffic("random", num_prompts=180, max_concurrency=8), server=Server(controller="goodput")
-    )
-    result = simulated(experiment, requests=requests)
-    ends, lengths = round_lengths(result)
-    step_s = result.requests["arrival_s"][60]
-    assert np.median(lengths[(ends > step_s - 1) & (ends < step_s)]) == 0
-    assert np.median(lengths[ends > ends.max() - 1]) >= 4
-
-
-def round_lengths(result: Result) -> tuple[Any, Any]:
-    """When rounds ended, and their draft lengths."""
-    launches = result.launches
-    rounds = np.isin(launches["kind"], [VERIFY, KINDS.index("decode")]) & (launches["rows"] > 0)
-    return launches["end_s"][rounds], launches["tokens"][rounds] // launches["rows"][rounds] - 1
-
-
-def test_feedback_does_not_take_arrivals_for_drafts_that_wait() -> None:
-    """Colocated has no verify queue: requests that wait for admission must not shorten the drafts."""
-    result = simulated(
-        Experiment(
-            "colocated", Traffic(dataset_name="random", num_prompts=100, input_len=64, output_len=200),
-            Acceptance(acceptance_rate=0.98), Server(controller="feedback", max_num_seqs=8),
-        )
-    )  # fmt: skip
-    assert draft_lengths(result)[100:].mean() > 6
 
 
 # goodput ----------------------------------------------------------------------------------------------------------
@@ -386,15 +302,6 @@ def test_goodput_decodes_plainly_where_drafts_do_not_pay_and_tries_them_now_and_
         lost = (try_s + plan.lag_s(rows)) / plain_s - 1
         assert 2 <= tries[-1] <= 1 + Learner.BUDGET * 4000 / lost
     assert tries[0] > 3 * tries[1]
-
-
-def test_goodput_is_within_its_limits() -> None:
-    plan = planner()
-    for rate, expected in ((0.999, 5), (0.001, 3)):
-        settings = Server(controller="goodput", min_speculative_tokens=3, max_speculative_tokens=5)
-        controller = Goodput(settings, plan)
-        controller.learner.estimate._accepted, controller.learner.estimate._tried = 1e6 * rate, 1e6
-        assert settled(controller, batch(1, 100)) == expected
 
 
 # the planner ------------------------------------------------------------------------------------------------------
@@ -484,13 +391,10 @@ def test_adaptive_picks_what_brute_force_picks() -> None:
     assert matters
 
 
-@pytest.mark.parametrize(
-    ("concurrency", "prompt", "output", "ratio"), [(128, 64, 24, 0.0), (64, 128, 24, 0.3), (128, 64, 48, 0.3)]
-)
-def test_adaptive_does_not_lose_to_its_own_plain_mode(concurrency: int, prompt: int, output: int, ratio: float) -> None:
+def test_adaptive_does_not_lose_to_its_own_plain_mode() -> None:
     """Many short answers: what the drafter would have to prefill makes plain decoding the best mode by far."""
-    traffic = Traffic("random", num_prompts=8 * concurrency, input_len=prompt, output_len=output,
-                      random_range_ratio=ratio, max_concurrency=concurrency)  # fmt: skip
+    traffic = Traffic("random", num_prompts=512, input_len=128, output_len=24, random_range_ratio=0.3,
+                      max_concurrency=64)  # fmt: skip
     plain = Server(num_speculative_tokens=0, hybrid_threshold=10**6)
     best = tokens_per_s(simulated(Experiment("pdv-hybrid", traffic, server=plain)))
     assert tokens_per_s(simulated(Experiment("adaptive", traffic, Acceptance(acceptance_rate=0.6)))) >= 0.97 * best
@@ -513,26 +417,3 @@ def test_adaptive_goes_through_the_lanes_while_drafts_wait() -> None:
         policy = adaptive(planner(), 0.6, 2, mode)
         policy.verify_queue.rows.add(batch(1, 100))
         assert policy.atomic_length(batch(1, 100)) is None
-
-
-@pytest.mark.parametrize(("rate", "concurrency"), [(0.8, 4), (0.1, 4), (0.6, 32)])
-def test_adaptive_is_near_the_best_of_its_modes(rate: float, concurrency: int) -> None:
-    """Within 10% of plain decoding, of atomic rounds and of three lanes, each kept throughout, on a stationary load."""
-
-    def speed(arch: Arch, **server: Any) -> float:
-        traffic = Traffic(
-            dataset_name="random", num_prompts=2 * concurrency, input_len=64, output_len=300,
-            max_concurrency=concurrency,
-        )  # fmt: skip
-        settings = Server(priority="none", **server)
-        return tokens_per_s(simulated(Experiment(arch, traffic, Acceptance(acceptance_rate=rate), settings)))
-
-    others = [speed("autoregressive"), speed("pdv-hybrid", hybrid_threshold=10**6), speed("pdv")]
-    assert speed("adaptive") >= 0.9 * max(others)
-
-
-def test_adaptive_speculates_again_when_drafts_get_better() -> None:
-    """A poor first request must not settle the matter: the ones after it accept every draft."""
-    requests = [Request(i, 0.3 * i, 64, 200, bytes([0 if i < 2 else 255]) * 200) for i in range(30)]
-    result = simulated(Experiment("adaptive", Traffic(num_prompts=30)), blocks=False, requests=requests)
-    assert result.requests["rounds"][-5:].mean() < 100  # plain decoding takes 199

@@ -68,14 +68,6 @@ def test_a_limit_is_on_conversations() -> None:
     assert thinking["finish_s"].max() > 5 * requests["finish_s"].max()  # nobody else is let in meanwhile
 
 
-@pytest.mark.parametrize("turns", [1, 5])
-def test_the_rate_is_of_requests(turns: int) -> None:
-    traffic = Traffic("random", num_prompts=4000, input_len=20, output_len=12, num_turns=turns, request_rate=10.0)
-    starts = np.concatenate(list(Workload(traffic, Acceptance()).arrivals()))
-    assert len(starts) == 4000 / turns
-    assert starts[-1] == pytest.approx(400, rel=0.15)
-
-
 def test_a_conversation_ends_before_it_is_too_long() -> None:
     """TinyLlama's context has 2,048 tokens: five turns of 300 and 100 fit, and then another begins."""
     traffic = Traffic("random", num_prompts=12, input_len=300, output_len=100, num_turns=50)
@@ -83,13 +75,6 @@ def test_a_conversation_ends_before_it_is_too_long() -> None:
     longest = requests["prompt_tokens"] + requests["output_tokens"]
     assert longest.max() == 2000
     assert np.bincount(requests["session"]).tolist() == [5, 5, 2]
-
-
-def test_requests_of_the_model_of_sharegpt_leave_room_for_a_prefix() -> None:
-    traffic = Experiment("pd", Traffic(num_prompts=3000, prefix_len=1200, num_turns=2), server=Server(SHORT)).traffic
-    lengths = np.concatenate(list(Workload(traffic, Acceptance()).lengths()))
-    assert 1900 < lengths.sum(axis=1).max() <= 2048
-    assert lengths.min() >= 1
 
 
 def test_a_system_prompt_is_shared_by_all_conversations() -> None:
@@ -161,19 +146,6 @@ def test_without_its_times_whole_conversations_are_sent_again_as_new_ones(talks:
     assert rows.session.nunique() == 10
 
 
-@pytest.mark.parametrize("flags", [{"num_turns": 3}, {"input_len": 30}, {"num_prefixes": 2, "prefix_len": 16}])
-def test_options_that_would_replace_a_file_s_turns_are_refused(talks: str, flags: dict[str, Any]) -> None:
-    with pytest.raises(ValueError, match="shared prefixes of its own"):
-        pdvsim.run(arch="pd", dataset_path=talks, num_prompts=4, **flags)
-
-
-def test_sessions_without_turns_are_only_counted(tmp_path: Path) -> None:
-    rows = [{"session": "a", "prompt_tokens": 64, "output_tokens": 9} for _ in range(4)]
-    path = write(tmp_path / "users.jsonl", rows)
-    assert not Traffic("custom", path).shares
-    assert (pdvsim.run(arch="pd", dataset_path=path, num_prompts=4).requests.num_cached_tokens == -1).all()
-
-
 @pytest.fixture
 def mooncake(tmp_path: Path) -> str:
     rows = [
@@ -192,21 +164,6 @@ def test_mooncake_s_hashes_are_prefixes(mooncake: str) -> None:
     assert (again.num_cached_tokens[3:] < 1100).all()  # sent again, it has other texts
     off = pdvsim.run(arch="pd", dataset_path=mooncake, use_trace_timestamps=True, enable_prefix_caching=False)
     assert off.metrics["mean_ttft_ms"] > run.metrics["mean_ttft_ms"]
-
-
-def test_a_hash_after_other_hashes_is_another_text(tmp_path: Path) -> None:
-    """Files may hold what no prefix hash would: the same number after different ones."""
-    ids = ([1, 2, 3], [9, 2, 3], [9, 2, 4], [2, 2, 2], [1, 2, 3])
-    rows = [{"timestamp": 9000 * n, "input_length": 1500, "output_length": 5, "hash_ids": i} for n, i in enumerate(ids)]
-    run = pdvsim.run(arch="pd", dataset_path=write(tmp_path / "odd.jsonl", rows), use_trace_timestamps=True)
-    assert run.requests.num_cached_tokens.tolist() == [0, 0, 1024, 0, 1488]
-
-
-@pytest.mark.parametrize("hashes", ["x", [], [-1], [1.5], [2**32], [True]])
-def test_hashes_must_be_numbers(tmp_path: Path, hashes: Any) -> None:
-    rows = [{"timestamp": 0, "input_length": 100, "output_length": 5, "hash_ids": hashes}]
-    with pytest.raises(ValueError, match="line 1: hash_ids"):
-        read_requests("mooncake", write(tmp_path / "bad.jsonl", rows))
 
 
 def test_traffic_says_how_much_repeats(mooncake: str, talks: str, capsys: pytest.CaptureFixture[str]) -> None:

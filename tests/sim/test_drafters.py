@@ -2,27 +2,18 @@
 
 from __future__ import annotations
 
-import warnings
 from dataclasses import replace
 
 import numpy as np
 import pytest
 
-from pdvsim.decide.draft_lengths import find_table
-from pdvsim.decide.draft_table import DraftQuestion
-from pdvsim.decide.formula import Formula
 from pdvsim.sim.assembly import ServerParts, covering_profile
-from pdvsim.sim.config import Acceptance, Experiment, Hardware, Server, Traffic
+from pdvsim.sim.config import Acceptance, Experiment, Server, Traffic
 from pdvsim.sim.core import Request
-from pdvsim.sim.machine.batch import Batch, Launch
 from pdvsim.sim.machine.kv import capacity_tokens
-from pdvsim.sim.machine.ledger import Ledger
-from pdvsim.sim.models.presets import PRESETS, from_config, pair
+from pdvsim.sim.models.presets import PRESETS, pair
 from pdvsim.sim.models.specs import HeadSpec
-from pdvsim.sim.prices.host import LOOKUP_ROW_S, LOOKUP_TOKEN_S
 from pdvsim.sim.prices.profile import builtin, roofline
-from pdvsim.sim.records import Launches
-from pdvsim.sim.relevance import Doubt, warn
 from pdvsim.sim.run import simulate
 from pdvsim.sim.workload.acceptance import measured
 from pdvsim.sim.workload.lookup import Lookup, lookup_of
@@ -49,17 +40,6 @@ def test_an_eagle3_head_has_the_published_matrices() -> None:
     assert head.params == by_hand
     assert head.weight_bytes == pytest.approx(800e6, rel=0.02)
     assert head.kv_bytes_per_token * 36 == PRESETS["qwen3-8b"].kv_bytes_per_token  # one layer of 36
-
-
-@pytest.mark.parametrize(
-    ("target", "vocab"),
-    [("llama-3.1-8b", 32_000), ("llama-3.3-70b", 32_000), ("qwen2-7b", 16_000), ("qwen3-32b", 32_000)],
-)
-def test_heads_are_one_layer_of_their_target(target: str, vocab: int) -> None:
-    spec, model = pair(f"eagle3-{target}:{target}").draft, PRESETS[target]
-    same = ("hidden", "intermediate", "heads", "kv_heads", "head_dim", "max_position_embeddings")
-    assert all(getattr(spec, name) == getattr(model, name) for name in same)
-    assert (spec.layers, spec.vocab) == (1, vocab)
 
 
 def test_an_mtp_layer_shares_embedding_and_output_with_its_target() -> None:
@@ -92,22 +72,6 @@ def test_a_drafter_takes_the_place_of_a_pairs_draft_model() -> None:
     assert named.pair == "mtp-llama-3.1-8b:llama-3.1-8b"
     again = replace(Server("a:b", drafter="eagle3"), pair="c:d")
     assert again.pair == "eagle3-d:d"
-
-
-def test_a_heads_own_configuration_is_not_taken_for_a_model() -> None:
-    config = {"model_type": "llama", "draft_vocab_size": 32000, "hidden_size": 4096, "num_attention_heads": 32}
-    with pytest.raises(ValueError, match="give its target and --drafter eagle3"):
-        from_config(config, "x")
-
-
-def test_acceptance_of_another_drafter_is_doubtful() -> None:
-    for other, kind in (("eagle3", "ngram"), ("ngram", "eagle3"), ("ngram", "suffix")):
-        with pytest.warns(Doubt, match=f"sharegpt-{other} was not measured with --drafter {kind}"):
-            warn([replace(serving(kind), acceptance=Acceptance(acceptance_model=f"sharegpt-{other}"))])
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        for kind in ("eagle3", "ngram", "suffix"):
-            warn([replace(serving(kind), acceptance=Acceptance(acceptance_model=f"sharegpt-{kind}"))])
 
 
 # costs ---------------------------------------------------------------------------------------------------------------
@@ -148,31 +112,6 @@ def test_a_transferred_head_says_so_and_is_dearer_with_what_it_reads() -> None:
     assert 4 * first < target.price(1, 5).seconds_0
 
 
-def test_a_head_that_lags_by_more_than_a_draft_reads_it_as_a_prompt() -> None:
-    experiment = serving("eagle3")
-    head = covering_profile(experiment).cost_model(pair(experiment.server.pair).draft)
-    row = Request(0, 0.0, 100, 200, bytes(200))
-    state = row.state
-    state.emitted, state.drafter_lag = 60, head.widest
-    stretch = head.price(0, prompts=[(159 - state.drafter_lag, state.drafter_lag)])
-    assert head.catch_up_cost([row]).seconds_0 == pytest.approx(stretch.seconds_0)
-    ledger = Ledger({"draft": head}, Launches())
-    prices = []
-    for lag in (head.widest - 1, head.widest):
-        state.drafter_lag = lag
-        prices.append(ledger.price(Launch("draft", "draft", "main", Batch([row]), lag + 1, 4, context=159)).seconds)
-    alone = head.price(1, 1, 4)
-    assert prices[1] == pytest.approx(stretch.seconds_0 + alone.seconds(159))
-    assert prices[0] < prices[1]  # one forward less
-
-
-def test_a_search_costs_the_host_a_row_and_its_tokens() -> None:
-    experiment = serving("ngram", num_prompts=1, max_concurrency=1, input_len=3000, output_len=2)
-    result = simulate(experiment)
-    assert result.requests["draft_s"][0] == pytest.approx(LOOKUP_ROW_S + 3000 * LOOKUP_TOKEN_S, abs=2e-9)
-    assert not np.any(result.launches["role"] == 0)
-
-
 # who has drafts ------------------------------------------------------------------------------------------------------
 
 
@@ -204,41 +143,3 @@ def test_rounds_gain_what_was_recorded_and_most_have_no_drafts(name: str) -> Non
 
 
 # what is chosen ------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("kind", "acceptance"), [("eagle3", "sharegpt-eagle3"), ("mtp", "sharegpt-eagle3"), ("ngram", "sharegpt-ngram")]
-)
-def test_the_formula_is_near_the_simulation(kind: str, acceptance: str) -> None:
-    given = Acceptance(acceptance_model=acceptance)
-    for k, rows in ((1, 4), (4, 4), (3, 48)):
-        experiment = serving(kind, k, num_prompts=6 * rows, max_concurrency=rows)
-        experiment = replace(experiment, acceptance=given, hardware=Hardware(band=False))
-        result = simulate(experiment)
-        simulated = result.requests["output_tokens"].sum() / result.requests["finish_s"].max()
-        assert Formula(experiment).at(k).tokens_per_s == pytest.approx(simulated, rel=0.12), (k, rows)
-
-
-@pytest.mark.parametrize(("kind", "acceptance"), [("eagle3", "sharegpt-eagle3"), ("ngram", "sharegpt-ngram")])
-def test_tables_draft_less_for_larger_batches(kind: str, acceptance: str) -> None:
-    server = Server("llama-3.1-8b", drafter=kind, max_num_seqs=128)  # type: ignore[arg-type]
-    base = Experiment("colocated", server=server, acceptance=Acceptance(acceptance_model=acceptance))
-    table = find_table(DraftQuestion(base))
-    assert 2 <= table.best[0] <= 8
-    assert table.best[-1] < table.best[0]
-    assert table.tiers[0].over_plain[0] > 0.2
-
-
-def test_a_controller_stops_drafting_where_nothing_is_ever_accepted() -> None:
-    """And drafts where it pays: goodput learns that rows without a match gain nothing."""
-    speeds = {}
-    for rate in (0.0, 0.7):
-        for controller in ("fixed", "goodput"):
-            experiment = serving("ngram", 4, num_prompts=60, max_concurrency=16)
-            server = replace(experiment.server, controller=controller)
-            result = simulate(replace(experiment, server=server, acceptance=Acceptance(acceptance_rate=rate)))
-            speeds[rate, controller] = result.requests["finish_s"].max()
-    plain = simulate(serving("none", num_prompts=60, max_concurrency=16)).requests["finish_s"].max()
-    assert speeds[0.0, "goodput"] <= 1.02 * plain
-    assert speeds[0.7, "goodput"] <= 1.05 * speeds[0.7, "fixed"]
-    assert speeds[0.7, "goodput"] < 0.7 * plain

@@ -5,21 +5,18 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 from itertools import pairwise
-from pathlib import Path
 from typing import Any
 
 import pytest
-from configs import config_file
 from hypothesis import given
 from hypothesis import strategies as st
 
-import pdvsim
 from pdvsim.sim.assembly import ServerParts
 from pdvsim.sim.config import Experiment, Hardware, Server, Traffic
 from pdvsim.sim.metrics.summary import summarise
 from pdvsim.sim.models.layers import Experts
 from pdvsim.sim.models.presets import PRESETS, model, pair
-from pdvsim.sim.models.specs import HeadSpec, ModelSpec, Pair
+from pdvsim.sim.models.specs import ModelSpec, Pair
 from pdvsim.sim.prices.cards import GPUS
 from pdvsim.sim.prices.costs import CostModel
 from pdvsim.sim.prices.forward import ForwardTerms
@@ -54,24 +51,6 @@ def test_what_a_token_takes_of_the_cache() -> None:
     """Latent attention caches one vector of 512 + 64 values a layer (arXiv 2412.19437)."""
     assert PRESETS["deepseek-v3"].kv_bytes_per_token == 61 * 576 * 2
     assert PRESETS["gpt-oss-20b"].kv_bytes_per_token == 24 * 2 * 8 * 64 * 2
-
-
-@pytest.mark.parametrize(
-    ("target", "intermediate"),
-    [("qwen3-30b-a3b", 6144), ("qwen3-235b-a22b", 24_576), ("gpt-oss-120b", 17_280), ("deepseek-v3", 40_960)],
-)
-def test_heads_of_mixtures_have_a_plain_layer(target: str, intermediate: int) -> None:
-    """As in SpecForge's configurations."""
-    head = pair(f"eagle3-{target}:{target}").draft
-    assert isinstance(head, HeadSpec)
-    assert (head.experts, head.latent, head.intermediate, head.vocab) == (None, None, intermediate, 32_000)
-
-
-def test_an_mtp_layer_has_its_targets_experts() -> None:
-    """DeepSeek-V3's has 11.5 billion parameters of its own (its model card lists 14, embedding and output included)."""
-    head = pair("mtp-deepseek-v3:deepseek-v3").draft
-    assert head.params / 1e9 == pytest.approx(11.5, rel=0.01)
-    assert head.layer_bytes == 1.0
 
 
 # names ---------------------------------------------------------------------------------------------------------------
@@ -142,15 +121,6 @@ def test_a_forward_by_hand() -> None:
     assert shape.flops_0 == pytest.approx(2 * 6 * (active + 2048 * 151936) + 2 * 6 * spec.attention_flops_per_pair)
 
 
-def test_later_steps_of_a_draft_have_one_token_a_row() -> None:
-    """An MTP layer with experts: the second step reads what as many rows of one token read."""
-    head = pair("mtp-deepseek-v3:deepseek-v3").draft
-    latency = CostModel(head, ForwardTerms.roofline(head, H200))
-    one, two = latency.price(4, 1), latency.price(4, 1, 2)
-    grown = 2 * 4 * head.kv_bytes_per_token - 4 * head.kv_bytes_per_token  # the first step's tokens are cached
-    assert two.bytes_0 == pytest.approx(2 * one.bytes_0 + grown)
-
-
 def test_rows_and_prompts_of_one_forward_read_experts_together() -> None:
     spec = PRESETS["qwen3-30b-a3b"]
     latency, experts = CostModel(spec, ForwardTerms.roofline(spec, H200)), PRESETS["qwen3-30b-a3b"].experts
@@ -190,17 +160,6 @@ def test_predictions_are_above_the_roofline_and_rise(name: str, card: str) -> No
         assert all(a <= b * (1 + 1e-9) for a, b in pairwise(times))
         assert times[0] >= 0.98 * bound.price(rows, 1).seconds_0
         assert times[2] >= 0.98 * bound.price(rows, 4).seconds_0
-
-
-def test_measured_experts_are_read_besides_what_the_knots_hold() -> None:
-    """The form in which a profile has a measured mixture."""
-    spec = PRESETS["mixtral-8x7b"]
-    knots = ((1, 1e-3), (100, 2e-3))
-    fit = ForwardTerms(layer_knots=knots, expert_s=1e-4)
-    latency = CostModel(spec, fit)
-    assert latency.price(1, 1).seconds_0 == pytest.approx(1e-3 + 2e-4)
-    assert latency.price(100, 1).seconds_0 == pytest.approx(2e-3 + 8e-4)
-    assert fit.scaled(2).expert_s == 2e-4
 
 
 # quantised -----------------------------------------------------------------------------------------------------------
@@ -257,27 +216,6 @@ def serving(pair: str, gpus: int = 1, **server: Any) -> Experiment:
     return Experiment("colocated", FEW, server=Server(pair, **server), hardware=Hardware(tensor_parallel_size=gpus))
 
 
-def test_quantization_is_short_for_the_targets_name() -> None:
-    assert Server("llama-3.2-1b:llama-3.1-8b", quantization="fp8").pair == "llama-3.2-1b:llama-3.1-8b-fp8"
-    assert (
-        Server("llama-3.1-8b", drafter="eagle3", quantization="fp8").pair == "eagle3-llama-3.1-8b-fp8:llama-3.1-8b-fp8"
-    )
-    assert Server("llama-3.1-8b", quantization="fp8").pair == "llama-3.2-1b:llama-3.1-8b-fp8"
-    named = Server("ngram:llama-3.1-8b-fp8")
-    assert replace(named, quantization="fp8").pair == named.pair
-    assert serving("qwen3-30b-a3b", drafter="none", quantization="fp8").pair.target == model("qwen3-30b-a3b-fp8")
-
-
-def test_a_configuration_is_quantised_by_its_path(tmp_path: Path) -> None:
-    path = config_file(tmp_path)
-    experiment = serving(str(path), drafter="eagle3", quantization="fp8")
-    assert experiment.pair.target.layer_bytes == 1.0
-    assert experiment.pair.draft.layer_bytes is None
-    assert experiment.files == (str(path),)
-    folder = config_file(tmp_path / "model-fp8").parent  # that is only called so
-    assert serving(str(folder), drafter="none").pair.target.layer_bytes is None
-
-
 def test_a_cache_of_eight_bits_holds_twice_the_tokens_and_is_not_validated() -> None:
     plain, narrow = (serving("llama-3.1-8b", drafter="eagle3", kv_cache_dtype=kind) for kind in ("auto", "fp8"))
     room = [ServerParts(e).kv_capacity for e in (plain, narrow)]
@@ -289,28 +227,4 @@ def test_a_cache_of_eight_bits_holds_twice_the_tokens_and_is_not_validated() -> 
     assert why == "too few real runs had --kv-cache-dtype fp8"
 
 
-def test_less_overlap_costs_more() -> None:
-    """No overlap is independence; the wider the verify, the more it matters."""
-    speeds = []
-    for overlap in (0.2, 0.8, 1.0):
-        experiment = serving("qwen3-30b-a3b", drafter="eagle3", num_speculative_tokens=4, expert_overlap=overlap)
-        assert experiment.pair.target.experts.overlap == overlap
-        speeds.append(summarise(simulate(experiment))["output_throughput"])
-    assert speeds == sorted(speeds, reverse=True)
-    assert speeds[0] > 1.05 * speeds[-1]
-
-
 # decisions -----------------------------------------------------------------------------------------------------------
-
-
-def test_advice_says_plainly_that_drafts_do_not_pay() -> None:
-    """Eight requests share few experts: drafts that are seldom accepted read many for nothing."""
-    asked = {"pair": "eagle3-qwen3-30b-a3b:qwen3-30b-a3b", "concurrency": 8, "num_prompts": 24, "budget": 12}
-    asked |= {"dataset_name": "random", "input_len": 64, "output_len": 64, "arch": ["autoregressive", "colocated"]}
-    losing = pdvsim.advise(**asked, acceptance_rate=0.2, num_speculative_tokens=4)
-    assert "\ndo not enable speculation: the best setting that drafts, colocated, is " in str(losing)
-    close = pdvsim.advise(**asked, acceptance_rate=0.2, controller="goodput")
-    assert "\ndo not enable speculation: no setting that drafts is significantly better\n" in str(close)
-    gaining = pdvsim.advise(**asked, acceptance_rate=0.9, num_speculative_tokens=2)
-    assert "do not enable" not in str(gaining)
-    assert "--speculative-config" in str(gaining)

@@ -69,16 +69,6 @@ def test_it_looks_after_a_prefill_and_then_every_so_many_steps() -> None:
     assert len(set(steps_between(simulate(gated()))) - {0}) > 10
 
 
-@pytest.mark.parametrize("settings", [{"receive_interval": 20}, {"prompt_wait_steps": 20, "prompt_wait_share": 0.2}])
-def test_rounds_that_are_simulated_in_one_go_change_nothing(settings: dict[str, float]) -> None:
-    one = gated("trtllm" if "prompt_wait_steps" in settings else "sglang", **settings)
-    check_alike(simulate(one), simulate(one, blocks=False))
-
-
-def test_one_step_between_looks_is_none() -> None:
-    check_alike(simulate(gated(receive_interval=1)), simulate(ONE))
-
-
 def test_prompts_wait_until_they_fill_a_share_of_a_forward_or_for_too_long() -> None:
     """With a small share they never wait; with all of it they always wait as long as they may."""
     plain = simulate(gated("trtllm"))
@@ -171,8 +161,3 @@ def test_waiting_ranks_prefill_in_fewer_steps_and_decode_faster() -> None:
     )
     assert decode_s[1] < decode_s[0]
     assert ttft_s[1] > ttft_s[0]
-
-
-def test_where_nobody_waits_long_nothing_changes() -> None:
-    """A timeout of one step opens before every one."""
-    assert served(1, 0).requests["finish_s"].tolist() == served(None).requests["finish_s"].tolist()

@@ -8,7 +8,6 @@ from itertools import pairwise
 
 import pytest
 
-from pdvsim.common.options import build
 from pdvsim.sim.assembly import covering_profile
 from pdvsim.sim.config import Arch, Experiment, Host, Server, Traffic
 from pdvsim.sim.metrics.summary import summarise
@@ -50,14 +49,6 @@ def test_what_polling_lanes_take_of_the_thread(lanes: int, cost_s: float, period
     assert spent(lanes, cost_s, period_s=period_s) == pytest.approx(expected_s)
 
 
-def test_lanes_that_fill_the_thread_look_less_often() -> None:
-    host = SimulatedHost(HostTimes(idle_poll_s=P, idle_poll_cost_s=LOOK))
-    host.idle(5)
-    assert host.notice(0.0, 25e-6) == pytest.approx(30e-6)
-    host.idle(35)
-    assert host.notice(0.0, 25e-6) == pytest.approx(40e-6)
-
-
 @pytest.mark.parametrize("arch", ARCHS)
 def test_a_woken_lane_starts_later_by_the_time_it_takes_to_wake(arch: Arch) -> None:
     """One prompt, whose first token is all that is asked for: the lane that admits was asleep when it came."""
@@ -67,18 +58,6 @@ def test_a_woken_lane_starts_later_by_the_time_it_takes_to_wake(arch: Arch) -> N
         for notify_s in (0.0, 50e-6)
     )
     assert woken - at_once == pytest.approx(50e-6, rel=1e-6)
-
-
-def test_lanes_that_are_woken_cost_nothing_while_they_sleep() -> None:
-    """Unlike a wait with a time-out of 100 ms, which nobody cuts short, waking takes its own time and no more."""
-    options = {"arch": "pdv", "dataset_name": "random", "input_len": 64, "output_len": 32, "num_prompts": 4}
-    notified, woken, timed_out = (
-        summarise(simulate(replace(build(Experiment, options), host=host)))["duration"]
-        for host in (Host(), Host(host="python-threads"), Host(idle_poll_s=0.1))
-    )
-    hand_overs = 4 * 32 * 2
-    assert notified < woken < notified + hand_overs * 50e-6
-    assert timed_out > notified + 0.1
 
 
 @pytest.mark.parametrize("drafted_by", ["none", "ngram", "suffix"])

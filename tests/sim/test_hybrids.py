@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 
 from pdvsim.sim.config import Experiment, Hardware, Server, Traffic
 from pdvsim.sim.engines.profiles import engine_profile
-from pdvsim.sim.machine.kv import capacity_tokens, states_tokens
+from pdvsim.sim.machine.kv import states_tokens
 from pdvsim.sim.machine.prefix import BLOCK, Reuse
 from pdvsim.sim.models.layers import Sparse, State
-from pdvsim.sim.models.presets import PRESETS, CannotShard, drafter, quantised, shard
+from pdvsim.sim.models.presets import PRESETS, drafter, shard
 from pdvsim.sim.models.specs import ModelSpec, Pair
 from pdvsim.sim.prices.cards import GPUS
 from pdvsim.sim.prices.costs import CostModel
@@ -66,19 +66,6 @@ def test_the_state_of_qwen3_next_by_hand() -> None:
     assert states_tokens([NEXT], 4) == BLOCK * -(-4 * 39_518_208 // (16 * 24_576))
 
 
-def test_many_long_requests_fit_where_a_plain_model_holds_few() -> None:
-    """Two H200s: requests of 100,000 tokens of Qwen3-Next, and of a model that has attention in all its 48 layers."""
-    part = shard(NEXT, 2)
-    plain = replace(part, state=None)
-    held = {spec: 100_000 + states_tokens([spec], 1) for spec in (part, plain)}
-    fits = {spec: capacity_tokens(0.9 * H200.memory_bytes, [spec]) // tokens for spec, tokens in held.items()}
-    assert held[plain] == 100_000
-    # by hand: (0.9 x memory - weights) / (100,000 tokens of 12,288 bytes and half of a state)
-    room = 0.9 * H200.memory_bytes - part.weight_bytes
-    assert fits[part] == int(room // (100_000 * 12_288 + part.state_bytes))
-    assert fits[part] > 3 * fits[plain]
-
-
 @pytest.mark.parametrize(
     ("name", "gpus", "tokens"),
     # the block sizes that vLLM's log states for these models
@@ -86,12 +73,6 @@ def test_many_long_requests_fit_where_a_plain_model_holds_few() -> None:
 )
 def test_snapshots_are_a_block_of_vllm_apart(name: str, gpus: int, tokens: int) -> None:
     assert shard(PRESETS[name], gpus).snapshot_tokens == tokens
-
-
-def test_snapshots_of_a_shard() -> None:
-    """Qwen3.5-4B over two GPUs: 16 value heads and 2 KV heads each, and blocks of 528 tokens in vLLM."""
-    state = State("gdn", 24, 8, 16, 128, 128, 4, item_bytes=4)
-    assert (state.bytes, state.snapshot_tokens(2 * 2 * 256 * 2)) == (1_048_576 + 3 * 4096 * 2, 528)
 
 
 @pytest.mark.parametrize("name", HYBRIDS)
@@ -105,14 +86,6 @@ def test_a_verify_writes_a_state_per_token(name: str, rows: int, k: int, context
     assert with_states.bytes_0 - without.bytes_0 == pytest.approx(rows * (k + 2) * spec.state_bytes)
     assert with_states.bytes_1 == without.bytes_1 == spec.caching_layers * spec.kv_layer_bytes
     assert states_tokens([spec], k + 1) * spec.kv_bytes_per_token >= (k + 1) * spec.state_bytes
-
-
-def test_rows_of_a_hybrid_cost_the_same_at_any_context_but_for_attention() -> None:
-    spec = PRESETS["nemotron-3-nano-30b-a3b"]
-    cost = CostModel(spec, shipped().fit(spec, H200)).price(32, 1, 1, 32 * 50_000)
-    assert cost == CostModel(spec, shipped().fit(spec, H200)).price(32, 1, 1, 0)
-    plain = replace(spec, state=None)
-    assert 4 * cost.seconds_1 < CostModel(plain, shipped().fit(plain, H200)).price(32, 1, 1, 0).seconds_1
 
 
 @pytest.mark.parametrize("name", SPARSE)
@@ -129,15 +102,6 @@ def test_sparse_attention_reads_what_it_selects_and_scans_the_rest(name: str, ro
     if context <= sparse.tokens:
         dense = replace(spec, sparse=replace(sparse, tokens=1 << 40))
         assert roofline(dense).price(rows, 1, 1, context * rows).at(context * rows) == cost.at(context * rows)
-
-
-@pytest.mark.parametrize("name", SPARSE)
-def test_all_tokens_are_kept_where_attention_selects(name: str) -> None:
-    spec = PRESETS[name]
-    dense = replace(spec, sparse=None)
-    assert spec.sparse is not None
-    assert spec.kv_bytes_per_token - dense.kv_bytes_per_token == spec.sparse.scans * spec.sparse.index_bytes
-    assert spec.params > dense.params  # the indexer
 
 
 def test_a_prompt_is_scored_whole_and_multiplied_with_what_is_selected() -> None:
@@ -187,30 +151,6 @@ def test_the_timed_kernels_are_near_what_their_bytes_suggest() -> None:
         assert least < grown / profile.step.kernels < least / 0.55
 
 
-@pytest.mark.parametrize(("name", "layers"), [("qwen3.5-397b-a17b", 45), ("glm-5", 78), ("qwen3-235b-a22b", 0)])
-def test_older_versions_of_sglang_take_longer_in_such_layers(name: str, layers: int) -> None:
-    """By a time per layer, whatever the forward has to do; the newest take what their kernels take."""
-    spec = shard(PRESETS[name], 4)
-    costs = []
-    for version in ("0.5.9", "0.5.10", ""):
-        profile = engine_profile("sglang", "b200", version).covering(Pair(drafter("none", spec), spec))
-        costs.append(CostModel(spec, profile.models[spec.name]))
-    older, step = costs[0], engine_profile("sglang", "b200", "0.5.9").step
-    more_s = layers * (step.state_s if spec.state else step.sparse_s)
-    for rows, prompts in ((1, ()), (64, ()), (4, ((0, 2000),))):
-        prices = [model.price(rows, 1, 1, 0, prompts).seconds_0 for model in costs]
-        assert prices[0] - prices[1] == pytest.approx(more_s, rel=1e-6, abs=1e-12)
-        assert prices[1] == prices[2]
-    assert older.price(8, 1, 1, 0).seconds_1 == costs[2].price(8, 1, 1, 0).seconds_1
-
-
-@pytest.mark.parametrize("name", ["qwen3.5-397b-a17b", "glm-5", "nemotron-3-super-120b-a12b"])
-def test_nvidia_publishes_their_experts_alone_in_four_bits(name: str) -> None:
-    plain, four = PRESETS[name], quantised(PRESETS[name], "-nvfp4")
-    assert four.common_bytes == plain.common_bytes
-    assert four.expert_bytes == pytest.approx(plain.expert_bytes * 4.5 / 16)
-
-
 def hybrid_runs(pair: str, **more: Any) -> Experiment:
     traffic = Traffic(num_prompts=10, max_concurrency=5, request_rate=float("inf"), input_len=700, output_len=200)
     server = Server(pair, **more.pop("server", {}))
@@ -227,13 +167,9 @@ WINDOWS = Traffic(num_prompts=12, max_concurrency=6, input_len=900, output_len=4
 
 @pytest.mark.parametrize(("pair", "more"), [
     ("mtp-qwen3-next-80b-a3b:qwen3-next-80b-a3b", ROOM),
-    ("mtp-glm-5:glm-5", ROOM),
-    ("mtp-deepseek-v3:deepseek-v3", {"tensor_parallel_size": 8}),
     # contexts cross what is selected, and the windows of both models, during the run
     ("mtp-deepseek-v4-flash:deepseek-v4-flash", {"traffic": LONG, "engine": "sglang"} | FLASH),
-    ("mtp-deepseek-v4-flash:deepseek-v4-flash", {"traffic": LONG, "engine": "pdvsim"} | FLASH),
     ("gemma-3-1b:gemma-3-12b", {"traffic": WINDOWS}),
-    ("eagle3-gpt-oss-20b:gpt-oss-20b", {"traffic": WINDOWS}),
 ])  # fmt: skip
 def test_many_rounds_in_one_step_give_the_same_records(pair: str, more: dict[str, Any]) -> None:
     experiment = hybrid_runs(pair, **more)
@@ -273,36 +209,6 @@ def test_what_of_a_match_can_be_used() -> None:
     assert Reuse(snapshot_blocks=34).usable_tokens(100) == 2 * 544
     assert Reuse(snapshot_blocks=34, lost_blocks=1).usable_tokens(100) == 544
     assert Reuse(lost_blocks=1).usable_tokens(100) == 99 * BLOCK
-
-
-def test_heads_of_hybrids_have_attention_and_shards_share_states() -> None:
-    head = drafter("mtp", NEXT)
-    assert (head.state, head.kv_bytes_per_token) == (None, NEXT.kv_layer_bytes)
-    part = shard(NEXT, 4)
-    assert part.state is not None
-    assert 4 * part.state_bytes == NEXT.state_bytes
-    assert (part.state.key_heads, part.state.value_heads) == (4, 8)
-    with pytest.raises(CannotShard, match="value heads of its states"):
-        shard(replace(NEXT, heads=96, experts=None, intermediate=9600), 3)
-    selecting = drafter("mtp", PRESETS["glm-5.2"])
-    assert selecting.sparse is not None
-    assert (selecting.sparse.layers, selecting.sparse.scans) == (1, 1)
-
-
-def test_layers_that_share_a_selection_are_counted() -> None:
-    """GLM-5.2: the first three layers select, and from there on every fourth."""
-    sparse = PRESETS["glm-5.2"].sparse
-    assert sparse is not None
-    assert (sparse.layers, sparse.scans) == (78, 3 + len(range(6, 78, 4)))
-
-
-def test_assumed_kernels_are_named_and_have_the_wider_range() -> None:
-    """The range of forward times is that of mixtures, not of measured kinds of layers."""
-    experiment = hybrid_runs("none:qwen3.5-27b", band=True)
-    result = simulate(replace(experiment, arch="autoregressive"))
-    assert "states and sparse attention by their bytes and arithmetic, assumed" in result.meta["foundation"]
-    bars = [shipped().widened(0.1, PRESETS[name]) for name in ("qwen3-8b", "qwen3.5-27b", "qwen3-30b-a3b")]
-    assert bars[0] < bars[1] == bars[2]
 
 
 @pytest.mark.parametrize(("name", "gpu"), [("qwen3.5-27b", "h200"), ("deepseek-v4-flash", "b300")])

@@ -4,14 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 from configs import SHAPE, config_file
 
-import pdvsim
 from pdvsim.bench.inputs import checked
-from pdvsim.realrun.machine import as_served
 from pdvsim.sim.config import Arch, ControllerName, Experiment, Hardware, Server, Traffic
 from pdvsim.sim.core import KINDS, Request
 from pdvsim.sim.machine.kv import KvCache
@@ -83,35 +80,7 @@ def test_a_forward_reads_as_many_prompts_as_the_token_budget_holds() -> None:
         assert first == {None: 2048, 4: 256}
 
 
-def test_runs_to_compare_with_the_engine_keep_to_its_limits() -> None:
-    compared = as_served(Experiment("colocated"))
-    assert as_served(compared) == compared
-    assert compared.paged
-    assert compared.server.max_prompts_per_forward is None
-    few = Experiment("colocated", server=Server(max_num_batched_tokens=256))
-    assert as_served(few).server.max_prompts_per_forward == 16
-    fewer = Experiment("pd", server=Server(max_prompts_per_forward=2))
-    assert as_served(fewer).server.max_prompts_per_forward == 2
-
-
 # what a run says of it -----------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("detailed", [True, False])
-def test_preemptions_are_counted(detailed: bool) -> None:
-    scarce: dict[str, Any] = {"dataset_name": "random", "input_len": 64, "output_len": 64, "kv_capacity_tokens": 640}
-    scarce |= {"arch": "colocated", "num_prompts": 20, "detailed": detailed}
-    run, reserved = pdvsim.run(**scarce), pdvsim.run(**scarce, kv_cache="reserved")
-    preemptions, recomputed = (run.metrics[name] for name in ("preemptions", "recomputed_tokens"))
-    assert preemptions > 0
-    assert recomputed > 64 * preemptions
-    assert f"Preemptions:                             {preemptions}\n" in run.table()
-    assert f"Recomputed tokens:                       {recomputed}\n" in run.table()
-    assert reserved.metrics["preemptions"] == 0
-    assert "Preemptions" not in reserved.table()
-    if detailed:
-        assert preemptions == run.requests["preemptions"].sum()
-        assert run.metrics["spec_decode_per_position_acceptance_rates"]
 
 
 # context -------------------------------------------------------------------------------------------------------------

@@ -33,14 +33,6 @@ def test_no_batch_exceeds_its_lanes_limit(arch: Arch, drafts: int, verifies: int
     assert max(rows["verify"], rows["decode"]) <= verifies
 
 
-@pytest.mark.parametrize("arch", LANED)
-def test_limits_at_the_common_one_change_nothing(arch: Arch) -> None:
-    plain = Experiment(arch, BUSY, server=Server(max_num_seqs=16))
-    same = replace(plain, server=replace(plain.server, max_draft_batch=16, max_verify_batch=16))
-    one, other = simulate(plain).launches, simulate(same).launches
-    assert all((one[name] == other[name]).all() for name in one)
-
-
 def test_a_level_for_each_patience_and_at_most_one_more(monkeypatch: pytest.MonkeyPatch) -> None:
     """So a launch that waits long enough is scheduled first, and none is below its lane's own level."""
     seen: list[tuple[str, int, float]] = []

@@ -16,9 +16,7 @@ from pdvsim.sim.models.presets import pair
 from pdvsim.sim.prices.links import LINKS, Fabric, LinkSpec
 from pdvsim.sim.prices.profile import builtin
 from pdvsim.sim.records import LANES
-from pdvsim.sim.relevance import applicable
 from pdvsim.sim.run import simulate
-from pdvsim.testing import LOADS, checked
 
 GEMMA = "gemma-2b:gemma-7b"
 
@@ -77,30 +75,13 @@ def test_what_goes_over_the_links_is_what_was_drafted_judged_and_read(arch: Arch
     assert set(np.unique(launches["gpu"])) == set(range(placement.gpus))
 
 
-@pytest.mark.parametrize("links", [("100gbe", "400gbe", "nvlink4"), ("pcie4", "pcie5", "nvlink4")])
-def test_slower_links_never_serve_one_request_faster(links: tuple[Any, ...]) -> None:
-    """Where none waits for another, every transfer adds its time."""
-    speeds = []
-    for link in links:
-        experiment = placed("pdv", "prefill=1", link=link, server={"pair": GEMMA})
-        experiment = replace(experiment, traffic=replace(experiment.traffic, max_concurrency=1, input_len=2000))
-        speeds.append(summarise(simulate(experiment))["output_throughput"])
-    assert speeds == sorted(speeds)
-    assert speeds[-1] > 1.005 * speeds[0]
+@pytest.mark.parametrize("requests", [1, 8, 32])
+@pytest.mark.parametrize("rested", [True, False])
+def test_auto_is_no_worse_than_never_gathering_on_two_gpus(requests: int, rested: bool) -> None:
+    """The planner knows that draft and verify do not share a card."""
 
-
-@pytest.mark.parametrize(("requests", "seeds", "rested"), [
-    *((requests, 1, rested) for requests in (1, 8, 32) for rested in (True, False)),
-    (128, 24, True),
-    (128, 6, False),
-])  # fmt: skip
-def test_auto_is_no_worse_than_never_gathering_on_two_gpus(requests: int, seeds: int, rested: bool) -> None:
-    """The planner knows that draft and verify do not share a card. With 128 a seed alone decides 2%."""
-
-    def speed(gather: Any, seed: int) -> float:
-        traffic = Traffic(
-            "random", num_prompts=2 * requests, input_len=128, output_len=64, max_concurrency=requests, seed=seed
-        )
+    def speed(gather: Any) -> float:
+        traffic = Traffic("random", num_prompts=2 * requests, input_len=128, output_len=64, max_concurrency=requests)
         experiment = Experiment(
             "pdv", traffic, Acceptance(0.8), Server(GEMMA, 8, verify_gather=gather),
             Hardware(place=("prefill=1", "verify=1")),
@@ -109,8 +90,7 @@ def test_auto_is_no_worse_than_never_gathering_on_two_gpus(requests: int, seeds:
         run = simulate(experiment, profile=replace(profile, power=None) if rested else profile)
         return float(summarise(run)["output_throughput"])
 
-    ratios = [speed("auto", seed) / speed("never", seed) for seed in range(seeds)]
-    assert sum(ratios) / seeds >= 0.995
+    assert speed("auto") >= 0.995 * speed("never")
 
 
 def test_the_planner_counts_transfers_and_no_contention() -> None:
@@ -140,18 +120,6 @@ def test_kv_capacity_is_that_of_the_fullest_gpu_that_holds_a_request_to_its_end(
     assert target < drafter
 
 
-def test_each_card_has_its_own_profile() -> None:
-    """A drafter on an L4 is slower than on an H200; the target on the other GPU is not."""
-    slow, fast = (
-        simulate(placed("pdv", "decode=1", cards=cards)).launches for cards in (("h200", "l4"), ("h200", "h200"))
-    )
-    for kind, least, most in (("draft", 3.0, 30.0), ("verify", 0.5, 1.5)):
-        ratio = np.median(slow["solo_s"][slow["kind"] == KINDS.index(kind)]) / np.median(
-            fast["solo_s"][fast["kind"] == KINDS.index(kind)]
-        )
-        assert least < ratio < most
-
-
 @pytest.mark.parametrize("detailed", [True, False])
 def test_a_lanes_bandwidth_is_a_share_of_its_own_cards(detailed: bool) -> None:
     """Drafts move their bytes at the L4's bandwidth, which is a sixteenth of the H200's."""
@@ -168,27 +136,6 @@ def test_a_lanes_bandwidth_is_a_share_of_its_own_cards(detailed: bool) -> None:
             shares.append(launches["bytes"][mine].sum() / builtin(card).gpu.bandwidth_bytes_per_s / span_s)
             assert 0 < shares[-1] < 1
         assert lanes[lane]["bandwidth_share"] == pytest.approx(sum(shares) / len(shares))
-
-
-GROUPS: dict[Arch, tuple[str, ...]] = {
-    "pd": ("prefill=0+1", "decode=2"),
-    "pdv": ("prefill=0+1", "decode=2+3", "verify=4"),
-    "pdv-hybrid": ("prefill=2", "decode=0+1", "verify=2"),
-    "pdv-ahead": ("prefill=1+3", "decode=0+2", "verify=1"),
-}
-
-
-@pytest.mark.parametrize("load", LOADS)
-@pytest.mark.parametrize("arch", GROUPS)
-def test_groups_of_several_gpus_per_lane_keep_the_counts(arch: Arch, load: str) -> None:
-    """Two such groups under the router: every token once, each stream one launch at a time, every GPU busy."""
-    base = LOADS[load]
-    hardware = replace(base.hardware, place=GROUPS[arch], replicas=2, router="least-loaded")
-    experiment = applicable(replace(base, arch=arch, hardware=hardware))
-    result = checked(experiment)
-    if load == "all sent at time 0":
-        works = set(zip(result.launches["replica"].tolist(), result.launches["gpu"].tolist(), strict=True))
-        assert works == {(replica, at) for replica in range(2) for at in range(experiment.placement.gpus)}
 
 
 def test_more_gpus_for_a_lane_help_where_it_is_what_is_waited_for() -> None:

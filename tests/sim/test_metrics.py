@@ -16,7 +16,7 @@ from synthetic import result
 
 from pdvsim.bench.sweep import flatten
 from pdvsim.sim.config import Experiment, Hardware, Scoring, Traffic
-from pdvsim.sim.metrics.summary import frames, summarise
+from pdvsim.sim.metrics.summary import summarise
 from pdvsim.sim.records import Result
 from pdvsim.sim.run import simulate
 
@@ -77,12 +77,6 @@ def test_a_round_without_drafts_is_no_draft() -> None:
     assert m["spec_decode_per_position_acceptance_rates"] == [1.0, 1.0]
 
 
-def test_no_per_position_rates_where_a_chunk_was_not_a_round() -> None:
-    run = two_requests()
-    run.requests["rounds"][0] = 1
-    assert "spec_decode_per_position_acceptance_rates" not in summarise(run)
-
-
 def test_nothing_drafted_no_speculation_keys() -> None:
     run = two_requests()
     run.requests["drafted"][:] = 0
@@ -124,23 +118,6 @@ def test_after_a_warm_up_what_is_delivered_in_the_window_counts() -> None:
     assert m["total_input_tokens"] == pytest.approx(20 + 10 * 2 / 6)
     assert m["request_throughput"] == pytest.approx((1 + 2 / 6) / 1.5)
     assert m["mean_e2el_ms"] == 1500.0  # of request 3 alone
-
-
-def test_a_warm_up_moves_bytes_in_its_own_time() -> None:
-    run = two_requests(warmup_requests=1)
-    run.launches["bytes"][2] = 3e9  # from 3.5 to 5; a third of it from 4 to 4.5
-    assert summarise(run)["lanes"]["verify"]["bandwidth_share"] == pytest.approx(2.0)
-
-
-def test_a_warm_up_of_all_leaves_nothing() -> None:
-    with pytest.raises(ValueError, match="no request is left"):
-        summarise(two_requests(warmup_requests=2))
-
-
-def test_unfinished_requests_are_failed() -> None:
-    run = two_requests()
-    run.requests["finish_s"][1] = -1
-    assert (summarise(run)["completed"], summarise(run)["failed"]) == (1, 1)
 
 
 def served(count: int, rate: float, seed: int, hardware: Hardware = ONE, scoring: Scoring = PLAIN) -> Result:
@@ -195,7 +172,7 @@ def oracle(run: Result) -> dict[str, float]:
     return expected
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=25)
 @given(
     seed=st.integers(0, 2**16), count=st.integers(1, 40), rate=st.sampled_from([0.5, 5.0, 50.0, math.inf]),
     shuffled=st.booleans(),
@@ -214,7 +191,7 @@ def test_agrees_with_the_oracle(seed: int, count: int, rate: float, shuffled: bo
     assert all(0 <= lane["utilisation"] <= 1 + 1e-9 for lane in metrics["lanes"].values())
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=20)
 @given(
     seed=st.integers(0, 2**16), count=st.integers(2, 30), rate=st.sampled_from([0.5, 50.0]),
     warmup=st.integers(0, 1), hardware=st.sampled_from([ONE, Hardware(replicas=2), DRAFTERS]),
@@ -236,11 +213,3 @@ def test_parts_give_what_the_whole_gives(
         off = 0.0 if name.startswith(("median_", "p99_")) else 1e-9
         close = pytest.approx(value, rel=off, abs=off, nan_ok=True) if isinstance(value, float) else value
         assert in_parts[name] == close, name
-
-
-def test_frames_decode_lanes_and_kinds() -> None:
-    requests, launches, deliveries = frames(two_requests())
-    assert requests["id"].tolist() == [7, 3]
-    assert launches["lane"].tolist() == ["prefill", "verify", "verify"]
-    assert launches["kind"].dtype == "category"
-    assert deliveries["tokens"].sum() == 7

@@ -29,7 +29,6 @@ PUBLISHED: dict[str, tuple[str, dict[str, Any], float]] = {  # sizes, and billio
     "mixtral-8x7b": ("Mixtral", {"vocab_size": 32000}, 46.7),
     "qwen1.5-moe-a2.7b": ("Qwen2Moe", {}, 14.3),
     "qwen3-30b-a3b": ("Qwen3Moe", {"num_hidden_layers": 48, "head_dim": 128}, 30.5),
-    "gpt-oss-20b": ("GptOss", {"num_hidden_layers": 24, "num_local_experts": 32}, 20.9),
     "gpt-oss-120b": ("GptOss", {}, 116.8),
     "deepseek-v2-lite": ("DeepseekV2", {"hidden_size": 2048, "intermediate_size": 10944, "num_hidden_layers": 27,
         "num_attention_heads": 16, "num_key_value_heads": 16, "moe_intermediate_size": 1408, "q_lora_rank": None,
@@ -42,7 +41,6 @@ PUBLISHED: dict[str, tuple[str, dict[str, Any], float]] = {  # sizes, and billio
     "qwen3-next-80b-a3b": ("Qwen3Next", {}, 79.7),
     "qwen3.5-27b": ("Qwen3_5Text", {"hidden_size": 5120, "intermediate_size": 17408, "num_hidden_layers": 64,
         "num_attention_heads": 24, "num_key_value_heads": 4, "head_dim": 256, "linear_num_value_heads": 48}, 26.9),
-    "qwen3.5-9b": ("Qwen3_5Text", {}, 9.0),
     "qwen3.5-35b-a3b": ("Qwen3_5MoeText", {}, 34.7),
     "nemotron-3-nano-30b-a3b": ("NemotronH", {"hybrid_override_pattern": NANO, "hidden_size": 2688,
         "intermediate_size": 1856, "moe_intermediate_size": 1856, "moe_shared_expert_intermediate_size": 3712,
@@ -54,9 +52,6 @@ PUBLISHED: dict[str, tuple[str, dict[str, Any], float]] = {  # sizes, and billio
     "kimi-linear-48b-a3b": ("KimiLinear", {}, 49.1),
     "deepseek-v3.2": ("DeepseekV32", {}, 671.9),
     "deepseek-v4-flash": ("DeepseekV4", {"layer_types": ["sliding_attention"] * 2 + [CSA, HCA] * 20 + [CSA]}, 284.0),
-    "deepseek-v4-pro": ("DeepseekV4", {"hidden_size": 7168, "moe_intermediate_size": 3072, "num_hidden_layers": 61,
-        "num_attention_heads": 128, "q_lora_rank": 1536, "n_routed_experts": 384, "o_groups": 16, "index_topk": 1024,
-        "layer_types": [HCA] * 2 + [CSA, HCA] * 29 + [CSA]}, 1573.0),
     "glm-5": ("GlmMoeDsa", {}, 743.9),
     "gemma-4-31b": ("Gemma4Text", {"hidden_size": 5376, "intermediate_size": 21504, "num_hidden_layers": 60,
         "num_attention_heads": 32, "num_key_value_heads": 16, "num_global_key_value_heads": 4, "attention_k_eq_v": True,
@@ -136,15 +131,12 @@ def test_presets_have_the_parameters_that_their_makers_state(name: str) -> None:
     assert PRESETS[name].params / 1e9 == pytest.approx(BILLIONS[name], rel=0.01)
 
 
-INT8 = {"group_0": {"weights": {"num_bits": 8, "type": "int"}}}
-INT4 = {"group_0": {"weights": {"num_bits": 4, "type": "int", "group_size": 128}}}
 FLOAT8 = {"group_0": {"weights": {"num_bits": 8, "type": "float"}, "input_activations": {"num_bits": 8}}}
 
 
 @pytest.mark.parametrize(("given", "layer_bytes"), [
     ({"quant_method": "fp8", "activation_scheme": "dynamic", "weight_block_size": [128, 128]}, 1.0),
     ({"quant_method": "compressed-tensors", "config_groups": FLOAT8}, 1.0),
-    ({"quant_method": "compressed-tensors", "config_groups": INT4}, 0.5 + 2.5 / 128),
     ({"quant_method": "awq", "bits": 4, "group_size": 64}, 0.5 + 2.5 / 64),
     ({"quant_method": "gptq", "bits": 4, "group_size": -1}, 0.5),
 ])  # fmt: skip
@@ -180,18 +172,11 @@ V4: dict[str, Any] = {
     "n_routed_experts": 8, "num_experts_per_tok": 2, "moe_intermediate_size": 128, "compress_ratios": [4, 128, 0],
 }  # fmt: skip
 QUANTISED = [
-    ({"quant_method": "bitsandbytes", "load_in_4bit": True}, "bitsandbytes"),
     ({"quant_method": "gptq", "bits": 3}, "gptq, 3 bits"),
-    ({"quant_method": "mxfp4"}, "mxfp4"),
     ({"quant_method": "compressed-tensors"}, "compressed-tensors"),
-    ({"quant_method": "compressed-tensors", "config_groups": INT8}, "compressed-tensors"),
     (["fp8"], "quantization_config"),
 ]
 REFUSED: list[tuple[dict[str, Any], dict[str, Any], str]] = [
-    (SHAPE, {"model_type": "mamba"}, "model family 'mamba' is not supported"),
-    (SHAPE, {"hidden_size": None}, "hidden_size: must be a whole number, got None"),
-    (SHAPE, {"hidden_size": float("inf")}, "hidden_size: must be a whole number, got inf"),
-    (SHAPE, {"vocab_size": -1}, "vocab_size: must be 2 to 10000000, got -1"),
     (SHAPE, {"vocab_size": True}, "vocab_size: must be a whole number, got True"),
     (SHAPE, {"num_attention_heads": 32.9}, "num_attention_heads: must be a whole number, got 32.9"),
     (SHAPE, {"num_hidden_layers": 10**400}, "num_hidden_layers: must be 1 to 1000, got a number of 19 or more digits"),
@@ -201,17 +186,12 @@ REFUSED: list[tuple[dict[str, Any], dict[str, Any], str]] = [
     (SHAPE, {"num_local_experts": 8}, "mixture of experts"),
     (SHAPE, {"kv_lora_rank": 512}, "compressed KV cache"),
     (SHAPE, {"model_type": "llava", "text_config": {}}, "text_config"),
-    (SHAPE, {"model_type": "brand_new"}, "unknown family"),
     # served as 16-bit weights they would move more bytes
     *((SHAPE, {"quantization_config": given}, rf"quantised weights \(.*{named}") for given, named in QUANTISED),
     (SHAPE, {"compression_config": {"format": "float-quantized"}}, r"quantised weights \(.*compression_config"),
     (SHAPE, {"torch_dtype": "float8_e4m3fn"}, r"quantised weights \(.*float8_e4m3fn"),
-    (SHAPE, {"dtype": 8}, r"quantised weights \(.*dtype 8"),
     (MIXED, {"num_experts": None}, "num_local_experts is missing"),
-    (MIXED, {"num_experts_per_tok": None}, "num_experts_per_tok is missing"),
     (MIXED, {"num_experts_per_tok": 129}, "num_experts_per_tok: a token cannot take 129 of 128 experts"),
-    (MIXED, {"num_experts": "many"}, "num_experts: must be a whole number"),
-    (MIXED, {"moe_intermediate_size": 0}, "moe_intermediate_size: must be 8 to"),
     (MIXED, {"decoder_sparse_step": 64}, "none of the 32 layers has experts"),
     (MIXED, {"mlp_only_layers": 3}, "mlp_only_layers: must be a list"),
     (MIXED, {"model_type": "deepseek_v3", "n_routed_experts": 8, "num_experts": None, "kv_lora_rank": 512},
@@ -219,11 +199,8 @@ REFUSED: list[tuple[dict[str, Any], dict[str, Any], str]] = [
     (NEMOTRON, {"hybrid_override_pattern": "MEX"}, "letters M"),
     (NEMOTRON, {"hybrid_override_pattern": "MEME"}, "not a Nemotron-H model"),
     (NEMOTRON, {"mamba_ssm_cache_dtype": "int3"}, "mamba_ssm_dtype: must be float32"),
-    (NEMOTRON, {"ssm_state_size": None}, "ssm_state_size"),
-    (V4, {"compress_ratios": [4, 8]}, "compress_ratios: must have 0, 4 or 128 for each of 2 layers"),
     (V4, {"compress_ratios": [4]}, "compress_ratios"),
     (V4, {"o_groups": 3}, "4 heads are no multiple of 3 groups"),
-    (V4, {"hc_mult": None}, "hc_mult"),
 ]  # fmt: skip
 
 
@@ -235,23 +212,6 @@ def test_a_configuration_that_cannot_be_is_refused_in_one_line(
     message = refused(["run", "--pair", f"tinyllama-1.1b:{path}", "--num-prompts", "4"])
     assert re.search(why, message)
     assert str(path) in message
-
-
-def test_what_is_refused_but_for_one_field_is_read() -> None:
-    assert from_config(NEMOTRON, "m").layers == 2
-    own = from_config(V4, "m").compressed
-    assert own is not None
-    assert (own.layers, own.selecting, own.whole) == (2, 1, 1)
-
-
-def test_layers_without_experts_are_counted() -> None:
-    for more, dense in (
-        ({}, 0), ({"decoder_sparse_step": 2}, 16), ({"mlp_only_layers": [0, 5]}, 2),
-        ({"first_k_dense_replace": 3}, 3), ({"mlp_layer_types": ["dense", *["sparse"] * 31]}, 1),
-    ):  # fmt: skip
-        experts = from_config(MIXED | more, "m").experts
-        assert experts is not None
-        assert experts.dense_layers == dense
 
 
 def test_a_quantisation_in_a_file_of_its_own_is_refused(tmp_path: Path) -> None:

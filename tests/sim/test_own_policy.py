@@ -14,14 +14,10 @@ from pdvsim.cli import main
 from pdvsim.live.knobs import Setup
 from pdvsim.live.page import Dashboard
 from pdvsim.sim.config import Experiment, Server, Traffic
-from pdvsim.sim.core import KINDS, Request
-from pdvsim.sim.machine.batch import Batch
-from pdvsim.sim.machine.clock import Clock
-from pdvsim.sim.machine.lane import Lane
-from pdvsim.sim.policies import named, own_errors, policy_of
+from pdvsim.sim.core import KINDS
+from pdvsim.sim.policies import named, own_errors
 from pdvsim.sim.policies.base import Process
 from pdvsim.sim.policies.pdv import PDV
-from pdvsim.sim.prices.host import HostTimes, SimulatedHost
 from pdvsim.sim.records import Result
 from pdvsim.sim.run import simulate
 from pdvsim.testing import check_policy
@@ -218,13 +214,6 @@ def test_a_broken_law_of_ours_is_not_blamed_on_a_policy() -> None:
     assert type(refused.value) is ValueError
 
 
-def test_a_changed_file_is_another_policy(own: str) -> None:
-    before = policy_of(f"{own}:Same")
-    assert policy_of(f"{own}:Same") is before
-    Path(own).write_text(OWN + "\n# changed\n", encoding="utf-8")
-    assert policy_of(f"{own}:Same") is not before
-
-
 def test_the_laws_hold_for_a_good_policy_and_name_what_a_bad_one_breaks(own: str) -> None:
     check_policy(f"{own}:Same", real=True)
     with pytest.raises(AssertionError, match="deadlock at"):
@@ -242,22 +231,3 @@ def test_a_sweep_takes_a_class_from_a_notebook() -> None:
     theirs = pdvsim.sweep(arch="pd", jobs=1, **load)
     assert mine["arch"].tolist() == ["Mine", "Mine"]
     assert mine["output_throughput"].tolist() == theirs["output_throughput"].tolist()
-
-
-def test_a_wait_ends_at_its_deadline_or_when_woken() -> None:
-    env, log = Clock(), []
-    lane = Lane(env, SimulatedHost(HostTimes()), "main")
-
-    def consumer() -> Process:
-        for _ in range(3):
-            yield lane.wait(1.0)
-            log.append((env.now, len(lane.take(9))))
-
-    def producer() -> Process:
-        yield env.timeout(1.5)
-        lane.put(Batch([Request(0, 0.0, 1, 1, b"")]))
-
-    env.process(consumer())
-    env.process(producer())
-    env.run(until=10)
-    assert log == [(1.0, 0), (1.5, 1), (2.5, 0)]

@@ -5,21 +5,17 @@ from __future__ import annotations
 import csv
 import json
 import re
-import warnings
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
-from pdvsim.bench.traffic import Account
 from pdvsim.cli import main
 from pdvsim.sim.config import Acceptance, Experiment, Server, Traffic
 from pdvsim.sim.relevance import vet
 from pdvsim.sim.workload.columns import NAMES
-from pdvsim.sim.workload.datasets import Trace
-from pdvsim.sim.workload.own import kind_of, read_own, read_requests
+from pdvsim.sim.workload.own import kind_of, read_own
 from pdvsim.sim.workload.requests import make_requests
 
 ROWS = [(0.5, 10, 3, 0.9, "a"), (0.0, 20, 4, 0.1, "b"), (2.0, 30, 5, 0.5, "a")]
@@ -81,18 +77,9 @@ def test_times_in_any_unit(tmp_path: Path, name: str, times: tuple[Any, ...], un
     assert f"arrival_s is '{name}' ({unit})" in trace.notes[0]
 
 
-def test_rows_of_requests_that_failed_are_left_out_and_counted(tmp_path: Path) -> None:
-    trace = read_own(csv_file(tmp_path, rows=[*ROWS, (3.0, 10, 0, 0.5, "c")]))
-    assert len(trace.lengths) == 3
-    assert "1 of 4 rows have no prompt or no output" in trace.notes[0]
-
-
 @pytest.mark.parametrize(("header", "row", "says"), [
-    (HEADER, (0, "ten", 3, 0.5, "a"), "line 2: prompt_tokens is 'ten'; accepted: a whole number"),
     (HEADER, (0, 10, 2.5, 0.5, "a"), "line 2: output_tokens is '2.5'"),
     (HEADER, (0, 10, 3, 1.5, "a"), "line 2: acceptance is '1.5'; accepted: a share"),
-    (HEADER, ("soon", 10, 3, 0.5, "a"), "line 2: arrival_s is 'soon'"),
-    (HEADER, (0, 10, 3), "line 2: 3 fields, the header has 5"),
     (("when", "how_long"), (0, 1), "no prompt-length column found (columns: when, how_long). Name it with --columns"),
     (
         ("prompt_tokens",),
@@ -136,14 +123,6 @@ def test_each_request_has_the_acceptance_of_its_row(tmp_path: Path) -> None:
         assert runs == ({0} if request.prompt_tokens == 10 else runs - {0})
     given = make_requests(Traffic("custom", path, num_prompts=2), Acceptance(acceptance_rate=0.0))
     assert all(set(request.accept_runs) == {0} for request in given)  # an option overrides the column
-
-
-def test_what_the_columns_were_taken_for_is_noted_once(tmp_path: Path) -> None:
-    path = csv_file(tmp_path, ("ts", *HEADER[1:]))
-    with warnings.catch_warnings(record=True) as notes:
-        warnings.simplefilter("always")
-        vet([Experiment(arch, traffic=Traffic("custom", path)) for arch in ("pd", "pdv")])
-    assert [str(note.message) for note in notes] == [f"{path}: arrival_s is 'ts' (seconds)"]
 
 
 def test_vllms_custom_prompts_are_counted(tmp_path: Path) -> None:
@@ -232,32 +211,6 @@ def test_a_result_of_vllm_is_traffic(tmp_path: Path) -> None:
         read_own(bench_file(tmp_path, start_times=["soon"] * 3, queue_times=[0, 0, 0]))
 
 
-def test_a_replay_at_a_rate_is_the_trace_scaled(tmp_path: Path) -> None:
-    """Gaps and lengths are the trace's, in its order from its start, for every seed; the mean rate is as asked."""
-    rng = np.random.default_rng(3)
-    times = np.cumsum(rng.gamma(0.3, 1.0, 40))
-    rows = [(repr(float(time)), 10 + at, 5) for at, time in enumerate(times)]
-    traffic = Traffic("custom", csv_file(tmp_path, HEADER[:3], rows), use_trace_timestamps=True, request_rate=8.0)
-    assert traffic.num_prompts == 40
-    gaps = np.diff(times)
-    for seed in range(3):
-        requests = make_requests(replace(traffic, seed=seed, num_prompts=100), Acceptance())
-        arrival_s = np.array([request.arrival_s for request in requests])
-        assert [r.prompt_tokens - 10 for r in requests] == [i % 40 for i in range(100)]
-        known = [i for i in range(99) if i % 40 != 39]  # the gap to the next lap is a mean one
-        own, replayed = gaps[[i % 40 for i in known]], np.diff(arrival_s)[known]
-        assert replayed == pytest.approx(own * replayed.sum() / own.sum(), abs=1e-9)
-        assert 90 / 8 < arrival_s[-1] < 100 / 8
-        twice = make_requests(replace(traffic, seed=seed, num_prompts=100, request_rate=16.0), Acceptance())
-        assert [r.arrival_s for r in twice] == pytest.approx((arrival_s / 2).tolist())
-        assert [r.prompt_tokens for r in twice] == [r.prompt_tokens for r in requests]
-        whole = make_requests(replace(traffic, seed=seed), Acceptance())
-        assert np.diff([r.arrival_s for r in whole]) == pytest.approx(gaps * 39 / 8 / gaps.sum())
-    at_once = csv_file(tmp_path, HEADER[:3], [(1, 10, 5)] * 900)
-    with pytest.raises(ValueError, match="3 consecutive requests arrive at the same time"):
-        make_requests(replace(traffic, dataset_path=at_once, num_prompts=2), Acceptance())
-
-
 def test_requests_beyond_the_context_are_left_out_and_counted(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -278,28 +231,6 @@ def test_requests_beyond_the_context_are_left_out_and_counted(
     assert {request.prompt_tokens for request in make_requests(short, Acceptance())} == {10}
     assert main(["run", "--dataset-path", path, "--max-model-len", "9"]) == 2
     assert "all 4 requests have more than 9 tokens" in capsys.readouterr().err
-
-
-def test_a_file_that_changes_is_read_again(tmp_path: Path) -> None:
-    path = csv_file(tmp_path)
-    assert read_requests("custom", path) is read_requests("custom", path)
-    csv_file(tmp_path, rows=ROWS[:1])
-    assert len(read_requests("custom", path).lengths) == 1
-
-
-def test_burstiness_is_that_of_the_gaps(tmp_path: Path) -> None:
-    """Gamma gaps of a known shape give it back, and in the long run the dispersion of counts is 1 over it."""
-    rng = np.random.default_rng(0)
-    for shape in (0.3, 1.0, 4.0):
-        arrivals = [np.cumsum(rng.gamma(shape, 1 / (shape * 5.0), 20_000)) for _ in range(30)]
-        lengths = np.full((20_000, 2), 10)
-        summaries = [Account.of("made", Trace(times, lengths)).summary() for times in arrivals]
-        for name, expected in (("burstiness", shape), ("request_rate", 5.0), ("index_of_dispersion", 1 / shape)):
-            assert np.mean([one[name] for one in summaries]) == pytest.approx(expected, rel=0.1), name
-    even = Account.of("even", read_own(csv_file(tmp_path, HEADER[:3], [(i, 10, 20) for i in range(100)]))).summary()
-    assert even["gap_variation"] == 0
-    assert even["peak_rate"] == pytest.approx(1.0)
-    assert "length_correlation" not in even
 
 
 def test_the_traffic_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -68,16 +68,6 @@ def test_a_record_stands_when_the_profile_is_measured_again(pair_name: str) -> N
     assert measured.ratios(profile, pair)[pair.target.name] == pytest.approx(1.2, rel=0.01)
 
 
-def test_earlier_records_have_ratios() -> None:
-    """The same machine by either form of record."""
-    experiment = Experiment("colocated", TRAFFIC)
-    profile, pair = covering_profile(experiment), experiment.pair
-    earlier = read({"pace_target": 1.2, "pace_draft": 1.1})
-    now = read(recorded(simulate(experiment, profile=earlier.applied(profile, pair))))
-    assert now.ratios(profile, pair) == pytest.approx(earlier.ratios(profile, pair), rel=0.01)
-    assert earlier.ratios(profile, pair) == {pair.draft.name: 1.1, pair.target.name: 1.2}
-
-
 def test_a_slower_machine_serves_slower(tmp_path: Path) -> None:
     """By its file, as by the profile that it stands for."""
     path = tmp_path / "run.json"
@@ -91,11 +81,9 @@ def test_a_slower_machine_serves_slower(tmp_path: Path) -> None:
 
 
 NO_PACE = (
-    "{}", "[]", '{"pace_target": "x"}', '{"pace_target": -1}', '{"pace_target": 1e9}', '{"pace_launches": []}',
-    '{"pace_launches": "x"}', '{"pace_launches": [[1, 4, 20, 1, 5, 9, 99]]}',
-    '{"pace_launches": [[1, 0, 0, 1, 5, 9, 99, 0.1]]}',
-    '{"pace_launches": [[2, 4, 20, 1, 5, 9, 99, 0.1]]}', '{"pace_launches": [[1, 4, 20, 1, 5, 9, 99, -0.1]]}',
-    '{"pace_launches": [[1, 4.5, 20, 1, 5, 9, 99, 0.1]]}',
+    '{"pace_target": "x"}', '{"pace_target": 1e9}', '{"pace_launches": "x"}',
+    '{"pace_launches": [[1, 4, 20, 1, 5, 9, 99]]}', '{"pace_launches": [[1, 0, 0, 1, 5, 9, 99, 0.1]]}',
+    '{"pace_launches": [[1, 4, 20, 1, 5, 9, 99, -0.1]]}', '{"pace_launches": [[1, 4.5, 20, 1, 5, 9, 99, 0.1]]}',
 )  # fmt: skip
 
 

@@ -98,7 +98,7 @@ arrivals_and_prompts = st.lists(st.tuples(st.floats(0.0, 0.05), st.integers(1, 3
 
 @pytest.mark.parametrize("arch", ONE_STREAM)
 @given(requests=arrivals_and_prompts)
-@settings(max_examples=60)
+@settings(max_examples=30)
 def test_a_single_server_is_lindleys(arch: Arch, requests: list[tuple[float, int]]) -> None:
     """Prompts alone, of which the latency model says how long each takes, some of them in several chunks."""
     budget = 1000
@@ -125,7 +125,7 @@ def test_a_single_server_is_lindleys(arch: Arch, requests: list[tuple[float, int
     gaps=st.lists(st.floats(0.0, 0.5), min_size=2, max_size=12), seed=st.integers(0, 2**16),
     acceptance=st.sampled_from([0.0, 0.6, 1.0]), host=st.sampled_from([FREE_HOST, Host()]),
 )  # fmt: skip
-@settings(max_examples=25)
+@settings(max_examples=12)
 def test_whole_requests_through_a_single_server_are_lindleys(
     arch: Arch, gaps: list[float], seed: int, acceptance: float, host: Host
 ) -> None:
@@ -183,8 +183,8 @@ def ciw_waits(arrival_s: Floats, service_s: Floats, router: str, replicas: int) 
     return np.array([r.waiting_time for r in served]), [r.node - 2 for r in served]
 
 
-@pytest.mark.parametrize("seed", range(3))
-@pytest.mark.parametrize("replicas", [1, 2, 3])
+@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("replicas", [1, 3])
 @pytest.mark.parametrize("router", ["round-robin", "least-loaded"])
 def test_replicas_after_a_router_wait_as_in_ciw(router: Any, replicas: int, seed: int, by_token: Hardware) -> None:
     """Customer by customer: which replica each goes to, and how long it waits there."""

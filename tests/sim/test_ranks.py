@@ -19,10 +19,8 @@ from pdvsim.sim.models.presets import CannotShard, model, shard
 from pdvsim.sim.policies.base import Policy
 from pdvsim.sim.prices.costs import CostModel
 from pdvsim.sim.prices.forward import interpolate
-from pdvsim.sim.records import Keeper, Log, Result
-from pdvsim.sim.relevance import refuse_idle
+from pdvsim.sim.records import Keeper, Log
 from pdvsim.sim.run import Client, simulate
-from pdvsim.sim.workload.asked import usual_acceptance
 from pdvsim.sim.workload.requests import Workload
 
 TARGET = "qwen3-30b-a3b"
@@ -109,22 +107,6 @@ def test_all_ranks_step_together_and_the_slowest_sets_the_pace() -> None:
         for at in decoding:
             rows, context = int(launches["rows"][at]), int(launches["context"][at])
             assert end - start >= model.own.price(rows, 1, 1, context).seconds(context)
-
-
-def test_every_request_is_served_on_one_rank() -> None:
-    one = replace(experiment(4), traffic=Traffic(request_rate=40, num_prompts=120, input_len=300, output_len=30))
-    result = simulate(one, traced=True)
-    assert (result.requests["finish_s"] > 0).all()
-    assert result.deliveries["tokens"].sum() == result.requests["output_tokens"].sum()
-    ranks: dict[int, set[int]] = {}
-    assert result.carried is not None
-    for gpu, (rows, prompts) in zip(result.launches["gpu"].tolist(), result.carried, strict=True):
-        for request in (*rows, *prompts):
-            ranks.setdefault(request, set()).add(gpu)
-    assert len(ranks) == 120
-    assert all(len(mine) == 1 for mine in ranks.values())
-    shares = np.bincount([min(mine) for mine in ranks.values()], minlength=4)
-    assert shares.min() > 0.5 * shares.max()
 
 
 def test_each_rank_has_room_of_its_own() -> None:
@@ -221,22 +203,3 @@ def test_ranks_are_dealt_as_engines_do() -> None:
 
     assert ranks("sglang") == [0, 1, 0, 1]
     assert ranks("vllm") == ranks("trtllm") == [0, 1, 1, 1]
-
-
-def test_a_run_counts_all_its_gpus() -> None:
-    result: Result = simulate(experiment(4, replicas=2))
-    assert result.meta["gpus"] == 8
-    assert len(result.meta["bandwidths_bytes_per_s"]) == 4
-    assert set(result.requests["replica"]) == {0, 1}
-
-
-def test_plain_decoding_of_a_mixture_may_have_the_acceptance_of_its_drafter() -> None:
-    """DeepSeek-V3's own MTP layers bring published rates by position, which nobody asked for."""
-    pair, traffic = "mtp-deepseek-v3:deepseek-v3", Traffic()
-    brought = usual_acceptance(pair, traffic)
-    assert brought.synthetic_acceptance_rates
-    refuse_idle([Experiment("autoregressive", traffic, brought, Server(pair=pair), Hardware(tensor_parallel_size=8))])
-    given = replace(brought, synthetic_acceptance_rates=(0.5,) * 8)
-    asked = Experiment("autoregressive", traffic, given, Server(pair=pair))
-    with pytest.raises(ValueError, match="--synthetic-acceptance-rates has no effect here"):
-        refuse_idle([asked])

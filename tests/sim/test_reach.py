@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,14 +11,14 @@ import pytest
 
 import pdvsim
 from pdvsim.calibration.fit import build
-from pdvsim.sim.config import Arch, Experiment, Hardware, Scoring, Server, Traffic
+from pdvsim.sim.config import Arch, Experiment, Scoring, Server, Traffic
 from pdvsim.sim.core import KINDS
 from pdvsim.sim.machine.batch import Launch
 from pdvsim.sim.machine.ledger import Ledger
 from pdvsim.sim.metrics import summary
 from pdvsim.sim.metrics.summary import summarise
 from pdvsim.sim.policies import ARCHS
-from pdvsim.sim.prices.profile import builtin, load
+from pdvsim.sim.prices.profile import builtin
 from pdvsim.sim.prices.reach import Outside, Reach, Reaches, _sizes
 from pdvsim.sim.records import LANES, LAUNCH_DTYPES, Columns
 from pdvsim.sim.run import simulate
@@ -74,11 +73,6 @@ def test_works_side_by_side_count_while_they_are() -> None:
     assert outside(Reaches(alone, alone, Reach(rows=16)), *elsewhere) == {"share": 0.0}
 
 
-def test_there_is_no_note_where_no_range_is_known() -> None:
-    assert Outside(Reaches()).metrics() == {}
-    assert "outside_measured" not in pdvsim.run(arch="pd", num_prompts=2, output_len=4, profile="roofline").metrics
-
-
 @pytest.mark.parametrize("arch", ARCHS)
 def test_sizes_are_those_of_the_launches(arch: Arch, monkeypatch: pytest.MonkeyPatch) -> None:
     """What a launch record gives back is what was launched: rows, new tokens, cached ones, and those of prompts."""
@@ -128,22 +122,3 @@ def test_the_shipped_ranges_are_those_of_the_shipped_samples() -> None:
     assert set(profile.measured) == set(profile.models)
     assert profile.measured["llama-2-7b"] == Reach(256, 8, 8000, 2048, 7700, 2048)
     assert profile.measured_together == Reach(64, 4, 6000, 2048, 6000, 2048)
-
-
-def test_a_profile_may_have_no_ranges(tmp_path: Path) -> None:
-    path = tmp_path / "p.json"
-    document = builtin("h200").document()
-    del document["measured"], document["measured_together"]
-    path.write_text(json.dumps(document))
-    old = Experiment("pd", Traffic("random", num_prompts=2, output_len=4), hardware=Hardware(profile=str(path)))
-    assert "outside_measured" not in summarise(simulate(old))
-    for wrong, says in (({"rows": -1}, "rows: must be 0 to"), ({"row": 1}, "row: unknown key")):
-        path.write_text(json.dumps(document | {"measured": {"llama-2-7b": wrong}}))
-        with pytest.raises(ValueError, match=rf"p\.json: measured\.llama-2-7b\.{says}"):
-            load(path)
-
-
-def test_published_kernels_tell_how_many_tokens_they_reach() -> None:
-    profile = builtin("a100-80gb")
-    assert set(profile.measured) == {"codellama-34b", "llama-2-7b", "llama-3.1-8b"}
-    assert profile.measured["llama-2-7b"] == Reach(tokens=4096)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from dataclasses import replace
 from typing import Any
 
@@ -19,7 +18,7 @@ from pdvsim.decide.space import Space
 from pdvsim.sim.config import DEFAULTS, GROUP_OF, Acceptance, Arch, Experiment, Hardware, Server, Traffic
 from pdvsim.sim.limits import Fact, flag_of
 from pdvsim.sim.policies import ARCHS
-from pdvsim.sim.relevance import RULES, Doubt, applicable, choices, idle, own_options, refuse_idle
+from pdvsim.sim.relevance import RULES, Doubt, applicable, choices, idle, own_options
 from pdvsim.sim.run import simulate
 
 SMALL = Traffic("random", num_prompts=4, input_len=32, output_len=8, request_rate=50.0)
@@ -87,25 +86,6 @@ def test_a_sweep_takes_what_acts_in_one_of_its_architectures() -> None:
         Sweep(("colocated", "baseline"), request_rate=(4.0,), base=base)
 
 
-def test_a_sweep_takes_what_acts_at_one_of_its_loads_and_values() -> None:
-    bursty = Experiment("pdv", replace(SMALL, request_rate=float("inf"), burstiness=0.5))
-    assert all(p.experiment.traffic.burstiness == 0.5 for p in Sweep(request_rate=(1.0, 2.0), base=bursty).points())
-    with pytest.raises(ValueError, match="--burstiness has no effect here: it belongs to --request-rate"):
-        Sweep(concurrency=(1, 2), base=bursty)
-    longer = Experiment("pdv", SMALL, server=Server(max_speculative_tokens=5))
-    points = Sweep(request_rate=(1.0,), base=longer, vary={"controller": ("fixed", "goodput")}).points()
-    assert [point.experiment.server.max_speculative_tokens for point in points] == [8, 5]
-    tabled = Experiment(
-        "pdv", SMALL, server=Server(num_speculative_tokens=2, num_speculative_tokens_per_batch_size=("1:3",))
-    )
-    points = Sweep(request_rate=(1.0,), base=tabled, vary={"controller": ("fixed", "table")}).points()
-    assert [point.experiment.server.longest_draft for point in points] == [2, 3]
-    rates = Experiment("pdv", SMALL, Acceptance(synthetic_acceptance_rates=(0.9, 0.8, 0.7, 0.6)))
-    Sweep(request_rate=(1.0,), base=rates, vary={"num_speculative_tokens": (2, 4)})
-    with pytest.raises(ValueError, match="gives 4 positions; drafts have up to 8"):
-        Sweep(request_rate=(1.0,), base=rates, vary={"num_speculative_tokens": (2, 8)})
-
-
 def test_decisions_take_what_acts_in_one_of_their_architectures() -> None:
     base = Experiment("pd", SMALL, server=Server(num_workers=2, max_speculative_tokens=5))
     goal = Goal("throughput", ("ttft:500",))
@@ -138,15 +118,6 @@ def test_a_doubt_is_a_warning(options: dict[str, Any], says: str) -> None:
         pdvsim.sweep(jobs=1, concurrency=[1], **small, **options)
 
 
-def test_what_is_in_order_is_not_doubted() -> None:
-    with warnings.catch_warnings():
-        warnings.simplefilter("error", Doubt)
-        for pair in ("tinyllama-1.1b:llama-2-7b", "qwen2-1.5b:qwen2-7b", "gemma-2b:gemma-7b"):
-            pdvsim.run(arch="pd", pair=pair, num_prompts=1, output_len=2, goodput=["ttft:300", "tpot:30", "e2el:5000"])
-        # no drafter is run, so none is doubted
-        pdvsim.run(arch="autoregressive", pair="llama-2-7b:tinyllama-1.1b", num_prompts=1, output_len=2)
-
-
 @pytest.mark.parametrize("drafter", ["eagle3", "ngram"])
 def test_the_recorded_acceptance_of_a_drafter_counts_as_not_given(drafter: str) -> None:
     """An architecture that never drafts takes it, and behaves as without; another recording is refused."""
@@ -159,10 +130,3 @@ def test_the_recorded_acceptance_of_a_drafter_counts_as_not_given(drafter: str) 
         pdvsim.run(arch="autoregressive", acceptance_model="gsm8k-eagle3", **small)
     with pytest.raises(ValueError, match="--acceptance-rate has no effect here"):
         pdvsim.run(arch="autoregressive", acceptance_rate=0.9, **small)
-
-
-def test_what_needs_a_dropped_option_is_dropped_too() -> None:
-    server = Server(controller="goodput", min_speculative_tokens=2, max_speculative_tokens=6)
-    plain = applicable(Experiment("autoregressive", server=server))
-    assert plain == Experiment("autoregressive")
-    refuse_idle([plain])

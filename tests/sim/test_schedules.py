@@ -29,7 +29,6 @@ import pytest
 
 from pdvsim.sim.config import Arch, Experiment, Hardware, Host, Server, Traffic
 from pdvsim.sim.core import KINDS, Request
-from pdvsim.sim.machine import lane
 from pdvsim.sim.models.presets import MODELS
 from pdvsim.sim.models.specs import ModelSpec
 from pdvsim.sim.prices import costs
@@ -288,19 +287,6 @@ def test_ngram_drafts_take_the_host_and_a_verify_has_what_was_found(run: Run, lo
     assert times_ms(result, "draft_s") == [2.4, 2.4]
 
 
-def test_ngram_drafts_in_three_lanes(run: Run, look_up: None) -> None:
-    """The decode lane looks while nothing runs, and hands over.
-
-    0       R0: 0.1 -> 20.1, first token 20.3; no drafter reads, so it is handed over by 20.8.
-    20.8    the host looks, 0.4 -> 21.2, and hands over -> 21.7; verify 10.3: 21.8 -> 32.1; 32.3: R0 gains 3.
-    32.3    handed back -> 32.8; looks -> 33.2, finds nothing; handed over -> 33.7; a plain token 10.1: 33.8 -> 43.9.
-    """
-    check(run("pdv", [(0, 100, 5, {1: 2})], drafter="ngram"), [
-        "prefill: prefill 0.1-20.1",
-        "verify: verify x1 21.8-32.1, decode x1 33.8-43.9",
-    ], [[(20.3, 1), (32.3, 3), (44.1, 1)]])  # fmt: skip
-
-
 def test_pd(run: Run) -> None:
     """Prefill concurrent with an atomic decode lane. Weight 4: decode runs at 0.8, prefill at 0.2.
 
@@ -388,18 +374,6 @@ def test_pdv_always_gathers(run: Run) -> None:
     )
 
 
-def test_pdv_auto_gathers_by_the_latency_model(run: Run) -> None:
-    """The two rows at 75.025: as one batch 2.04 + 10.6 + 0.3 = 12.94 for two rows; as two in turn, every 13.92 one.
-
-    The latter: draft 2.02 / 0.8 = 2.525, then the verify's other 10.3 - 0.505 alone, and the host twice for a launch, a
-    completion and a hand-over: 2 * 0.8. 13.92 in all.
-    So it gathers; with the default too the schedule is that of `always`.
-    """
-    auto, always = (run("pdv", PDV_ASKED, verify_gather=rule, stream_weight=4) for rule in ("auto", "always"))
-    assert events(auto) == events(always)
-    assert delivered(auto) == delivered(always)
-
-
 def test_pdv_unified(run: Run) -> None:
     """One worker, three streams: each turn starts at most one prompt, then drafts, then verifies; weights as in PDV.
 
@@ -437,32 +411,6 @@ def test_pdv_unified(run: Run) -> None:
     assert times_ms(result, "admitted_s") == [0, 35.22, 84.04]
 
 
-def test_admission_of_pdv_unified(run: Run) -> None:
-    """Batches of 1 and a factor of 1.2: with two requests ready at the start of a turn, nobody is admitted.
-
-    Requests come one a turn and a turn serves one, so R0 and R1 take turns, and R2 waits until one of them is done.
-
-    0         R0: 5 tokens, target 0.1 -> 10.6, first token 10.8, draft 1.05 -> 11.65; 11.85.
-    11.85     one is admitted a turn: R1 (target ready 11.95), R0's draft 12.15. R1 10.5 - 0.2 = 10.3. Draft 2.525 ->
-              14.675; R1 9.795; c + h: 9.495. Verify 14.975 -> 27.85; R1 6.92; 28.05: 1 token.
-    28.05     R0 again, since R1 is being read: draft 28.15, R1 6.62; -> 30.675; R1 6.115; verify 30.975, R1 5.815; ->
-              43.85; R1 3.24; 44.05: 1 token.
-    44.05     draft 44.15, R1 2.94 -> 46.675; R1 2.435; verify 46.975, R1 2.135 / 0.2 = 10.675 -> 57.65; the verify
-              has 10.3 - 8.54 = 1.76 left, * 1.25 -> 59.85; R1's draft prompt 1.05 - 0.44 = 0.61 -> 60.46.
-    60.05     R0's fourth token, and R1's first. R0's round is launched 60.15; R1's prompt - 0.3: 0.31 at 60.15, / 0.2 =
-              1.55 -> 61.7; R0's draft 2.02 - 1.24 = 0.78 -> 62.48. 62.68; verify 62.78 -> 73.08; 73.28: R0's fifth.
-    73.28     R0 and R1 are ready: R2 is refused. R0's turn: 73.38 -> 75.4, verify 75.7 -> 86.0; 86.2: its sixth token.
-    86.2      R1 before R0 in the queue: refused again. 86.3 -> 88.32, verify 88.62 -> 98.92; 99.12: R1 done.
-    99.12     R0 alone is ready: R2 is admitted.
-    """
-    asked: list[Asked] = [(0, 5, 9, {}), (0, 5, 2, {}), (0, 5, 1, {})]
-    result = run("pdv-unified", asked, max_num_seqs=1, admission_factor=1.2, stream_weight=4)
-    assert times_ms(result, "admitted_s") == [0, 11.85, 99.12]
-    first, second, _ = delivered(result)
-    assert [at for at, _ in first][:6] == pytest.approx([10.8, 28.05, 44.05, 60.05, 73.28, 86.2], abs=NEAR)
-    assert [at for at, _ in second] == pytest.approx([60.05, 99.12], abs=NEAR)
-
-
 def test_pdv_hybrid(run: Run) -> None:
     """Threshold 1: R0 alone is drafted and verified on the decode lane, with R1 admitted it goes through the lanes.
 
@@ -488,99 +436,7 @@ def test_pdv_hybrid(run: Run) -> None:
     )
 
 
-@pytest.mark.parametrize("gather", ["auto", "always", "never"])
-def test_pdv_hybrid_leaves_no_request_in_the_verify_queue(run: Run, gather: str) -> None:
-    """Threshold 2, three requests. R0 and R1 are being verified, R2 is drafted and queued for verify, when R0 finishes.
-
-    R1 goes back to decode, and since it is on its way there, the verify lane may wait to take it with R2. Two requests
-    are left, few enough to be atomic; but while R2 waits R1 has to go through the lanes, or R2 would wait for its end.
-    """
-    asked: list[Asked] = [(0, 5, 4, {}), (0, 5, 20, {}), (1, 5, 2, {})]
-    result = run("pdv-hybrid", asked, hybrid_threshold=2, verify_gather=gather, stream_weight=4)
-    first, second, third = (result.requests["finish_s"] / MS).tolist()
-    assert first < third < second  # R2 needs one round, R1 sixteen after R0's end
-
-
-def test_adaptive(run: Run) -> None:
-    """Plain decoding, then atomic rounds once they have paid for nine batches, then plain again after four rejections.
-
-    The drafter takes 3 + N/100 per forward. For one row a plain round takes 10.1 + 0.3 = 10.4 ms, an atomic one
-    6.02 + 10.3 + 0.3 = 16.62 (and at most 0.01 to catch up). R1 and R2 end with their prompts, so R0,
-    with the n tokens that it has, is the typical request: each round is charged with its share of a prompt of 5, read
-    by the target in 10.5 and, with drafts, by the drafter in 3.05. Atomic over plain speed at the prior acceptance 0.6:
-    1.012 at n = 4, 1.040 at n = 5, 1.132 at n = 13. The margin is 1.02 and 1/2000 per ms that the drafter must catch up
-    on, 1.0216 at most. So the ninth batch in a row that asks for drafts is that at n = 13.
-    Rejections make the acceptance 0.545, 0.500, 0.461, 0.428, and plain over atomic speed at n = 14 to 17 is
-    0.927, 0.966, 1.001, 1.033: the last is above 1.02.
-
-    0         R0: target 0.1 -> 10.6, first token 10.8, handed over 11.3. The drafter does not prefill in plain mode.
-    11.3      plain: 11.4 -> 21.5, 21.7 a token; 21.8 on. R1 of 5 tokens from 30.1 (30 + h): 1.8 left, * 1.25 -> 32.35;
-              R1 10.5 - 0.45 = 10.05. 32.55 a token. R1 - 0.3.
-    32.65     10.1 * 1.25 = 12.625 -> 45.275, R1 9.75 - 2.525 = 7.225; 45.475 a token. R1 - 0.3.
-    45.575    -> 58.2, R1 6.925 - 2.525 = 4.4; 58.4 a token. R1 - 0.3.
-    58.5      -> 71.125, R1 4.1 - 2.525 = 1.575; 71.325 a token. R1 - 0.3.
-    71.425    R1 1.275 * 5 = 6.375 -> 77.8, its only token at 78; the drafter leaves R1 as well. The decode has
-              10.1 - 5.1 = 5 left -> 82.8; 83 a token.
-    83        six plain rounds alone, 10.4 each: the last 135.1 -> 145.2; 145.4: 13 tokens.
-    145.4     atomic: the drafter first reads R0's prompt and the 12 tokens after it, 3.17; 145.5 + 3.17 + 6.02 ->
-              154.69, verify -> 164.99; 165.19 a token.
-    165.19    draft 165.29 -> 171.31. R2 of 5 tokens from 172.1 (172 + h): the verify has 9.51 left, * 1.25 -> 183.9875;
-              R2 10.5 - 2.3775 = 8.1225. 184.1875 a token. R2 - 0.3.
-    184.2875  draft 6.02 * 1.25 = 7.525 -> 191.8125, R2 7.8225 - 1.505 = 6.3175; verify 12.875 -> 204.6875,
-              R2 3.7425; 204.8875 a token. R2 - 0.3.
-    204.9875  draft -> 212.5125, R2 3.4425 - 1.505 = 1.9375; then R2 * 5 = 9.6875 -> 222.2, its only token at 222.4.
-              The drafter follows, 3.05. The verify has 10.3 - 7.75 = 2.55 left, * 1.25 -> 225.3875; 225.5875 a token.
-              The drafter has 3.05 - 0.6375 = 2.4125 left. - 0.3.
-    225.6875  plain: the drafter 2.1125 * 5 = 10.5625 -> 236.25; the decode has 10.1 - 8.45 = 1.65 left -> 237.9.
-    238.1     a token, and plain once more: 238.2 -> 248.3; 248.5.
-    """
-    asked: list[Asked] = [(0, 5, 19, {}), (30, 5, 1, {}), (172, 5, 1, {})]
-    result = run("adaptive", asked, draft_ms=(3.0, 0.01), stream_weight=4)
-    check(
-        result,
-        [
-            "prefill: prefill 0.1-10.6 @1, prefill 30.1-77.8 @1, prefill 172.1-222.2 @1, prefill 222.2-236.25 @0",
-            "decode: decode x1 11.4-21.5 @1, decode x1 21.8-32.35 @1, decode x1 32.65-45.275 @1",
-            "decode: decode x1 45.575-58.2 @1, decode x1 58.5-71.125 @1, decode x1 71.425-82.8 @1",
-            "decode: decode x1 83.1-93.2 @1, decode x1 93.5-103.6 @1, decode x1 103.9-114 @1",
-            "decode: decode x1 114.3-124.4 @1, decode x1 124.7-134.8 @1, decode x1 135.1-145.2 @1",
-            "decode: draft x1 145.5-154.69 @0, verify x1 154.69-164.99 @1, draft x1 165.29-171.31 @0",
-            "decode: verify x1 171.31-183.9875 @1, draft x1 184.2875-191.8125 @0, verify x1 191.8125-204.6875 @1",
-            "decode: draft x1 204.9875-212.5125 @0, verify x1 212.5125-225.3875 @1, decode x1 225.6875-237.9 @1",
-            "decode: decode x1 238.2-248.3 @1",
-        ],
-        [
-            [
-                *((at, 1) for at in (10.8, 21.7, 32.55, 45.475, 58.4, 71.325, 83.0, 93.4, 103.8, 114.2, 124.6, 135.0)),
-                *((at, 1) for at in (145.4, 165.19, 184.1875, 204.8875, 225.5875, 238.1, 248.5)),
-            ],
-            [(78.0, 1)],
-            [(222.4, 1)],
-        ],
-        "role",
-    )
-    assert result.requests["rounds"].tolist() == [18, 0, 0]
-    assert result.requests["drafted"].tolist() == [8, 0, 0]
-    assert result.requests["accepted"].tolist() == [0, 0, 0]
-
-
 # admission --------------------------------------------------------------------------------------------------------
-
-
-def test_full_kv_cache_makes_the_second_request_wait(run: Run) -> None:
-    """Each needs 100 + 3 tokens and 2 for drafts beyond the last: 105 of 200. R1 is admitted when R0 is done.
-
-    R0: prompt to 20.1 and 22.1, decode from 22.8: 22.9 -> 24.92 -> 35.22; done 35.42. R1 the same, 35.42 later.
-    """
-    asked, scarce = [(0, 100, 3, {1: 1}), (1, 100, 3, {1: 1})], {"kv_capacity_tokens": 200}
-    result = run("pd", asked, kv_cache="reserved", **scarce)
-    lanes = [
-        "prefill: prefill 0.1-20.1, prefill 20.1-22.1, prefill 35.52-55.52, prefill 55.52-57.52",
-        "decode: draft x1 22.9-24.92, verify x1 24.92-35.22, draft x1 58.32-60.34, verify x1 60.34-70.64",
-    ]
-    check(result, lanes, [[(20.3, 1), (35.42, 2)], [(55.72, 1), (70.84, 2)]])
-    assert times_ms(result, "admitted_s") == [0, 35.42]
-    assert result.meta["kv_peak_tokens"] == 105
 
 
 def test_a_full_paged_cache_preempts_the_request_admitted_last(run: Run) -> None:
@@ -627,32 +483,6 @@ def test_nobody_is_let_in_while_somebody_is_preempted(run: Run) -> None:
     assert result.requests["recomputed_tokens"].tolist() == [0, 32]
 
 
-def test_blocks_are_taken_for_the_drafts_of_a_round(run: Run) -> None:
-    """The same with k = 2, every draft accepted: a round takes room for three tokens more, and uses them.
-
-    0       Both prompts of 20: draft 1.4, target 14: 0.1 -> 1.5 -> 15.5; 15.7. Two blocks each hold 32 tokens.
-    15.7    Contexts 20, 23, 26 and 29 and three more are at most 32, so four rounds of both: draft 2.04, later 2.06
-            (they catch up), verify 10.6: 28.64, 41.6, 54.56 and 67.52. Each has 13 tokens.
-    67.52   Context 32: R0 takes the fifth block, R1 gives its two up. R0's draft 2.03, verify 10.3; 80.15 all 16.
-    80.15   R1 reads 20 + 13: draft 1.33, target 13.3: 80.25 -> 81.58 -> 94.88; 95.08 its 14th token.
-    95.08   A round like the first, with nothing to catch up: 95.18 -> 97.2 -> 107.5; 107.7 the last two.
-    """
-    all_accepted = dict.fromkeys(range(16), 2)
-    asked: list[Asked] = [(0, 20, 16, all_accepted), (0, 20, 16, all_accepted)]
-    result = run("colocated", asked, kv_capacity_tokens=80)
-    check(result, [
-        "main: prefill 0.1-1.5, prefill 1.5-15.5, draft x2 15.8-17.84, verify x2 17.84-28.44",
-        "main: draft x2 28.74-30.8, verify x2 30.8-41.4, draft x2 41.7-43.76, verify x2 43.76-54.36",
-        "main: draft x2 54.66-56.72, verify x2 56.72-67.32, draft x1 67.62-69.65, verify x1 69.65-79.95",
-        "main: prefill 80.25-81.58, prefill 81.58-94.88, draft x1 95.18-97.2, verify x1 97.2-107.5",
-    ], [
-        [(15.7, 1), (28.64, 3), (41.6, 3), (54.56, 3), (67.52, 3), (80.15, 3)],
-        [(15.7, 1), (28.64, 3), (41.6, 3), (54.56, 3), (67.52, 3), (95.08, 1), (107.7, 2)],
-    ])  # fmt: skip
-    assert result.requests["recomputed_tokens"].tolist() == [0, 32]
-    assert result.requests["accepted"].tolist() == [10, 10]
-
-
 def test_bounded_decode_queue_of_pdv(run: Run) -> None:
     """With one request waiting to be drafted, prefill admits nobody. A slow drafter (30 + N/100), priority none.
 
@@ -684,15 +514,6 @@ def test_bounded_decode_queue_of_pdv(run: Run) -> None:
     assert times_ms(result, "admitted_s") == [0, 51.8, 163.12]
 
 
-def test_a_request_on_its_way_back_to_decode_is_in_its_queue(run: Run) -> None:
-    """A decode queue bounded at 1 is full from R0's verdict until decode takes R0: R1, in between, has to wait.
-
-    R0: draft 22.9 -> 24.92, 25.12, handed over 25.62, verify 25.72 -> 36.02, verdict 36.22, back at decode 36.72.
-    """
-    result = run("pdv", [(0, 100, 10, {}), (36.5, 5, 1, {})], max_decode_queue=1)
-    assert times_ms(result, "admitted_s") == [0, 36.72]
-
-
 def test_chunked_prefill_in_colocated(run: Run) -> None:
     """103 tokens per step: R0's draft and bonus token take 3, so R1's prompt of 250 comes in 100, 100 and 50.
 
@@ -707,18 +528,6 @@ def test_chunked_prefill_in_colocated(run: Run) -> None:
         "main: draft x1 47.02-51.04, verify x1 51.04-71.34, draft x1 71.64-75.16, verify x1 75.16-90.46",
         "main: draft x1 90.76-92.78, verify x1 92.78-103.08",
     ], [[(22.3, 1), (46.92, 1), (71.54, 1), (90.66, 1)], [(90.66, 1), (103.28, 1)]])  # fmt: skip
-
-
-def test_chunked_prefill_in_its_own_lane(run: Run) -> None:
-    """250 tokens, 100 a forward: 20 + 2, 20 + 2, 15 + 1.5; a chunk is launched when the draft has read the one before.
-
-    The first token comes with the third target chunk, 59.7 + 0.2; the rest as ever: 61.2, 61.4, 61.9 decode.
-    """
-    check(run("pd", [(0, 250, 2, {})], max_num_batched_tokens=100), [
-        "prefill: prefill 0.1-20.1, prefill 20.1-22.1, prefill 22.4-42.4, prefill 42.4-44.4",
-        "prefill: prefill 44.7-59.7, prefill 59.7-61.2",
-        "decode: draft x1 62-64.02, verify x1 64.02-74.32",
-    ], [[(59.9, 1), (74.52, 1)]])  # fmt: skip
 
 
 def test_an_arrival_at_the_very_end_of_a_step_is_in_time_for_the_next(run: Run) -> None:
@@ -740,79 +549,6 @@ def test_an_arrival_at_the_very_end_of_a_step_is_in_time_for_the_next(run: Run) 
 # R1's prompt of 5 tokens (target 10.5, draft 1.05) arrives while R0 drafts, from 22.9 on, with its verify next.
 OVERLAP: list[Asked] = [(0, 100, 4, {1: 1, 3: 0}), (24, 5, 3, {1: 1})]
 BEFORE = ["prefill: prefill 0.1-20.1, prefill 20.1-22.1"]
-
-# Two prompts read in one forward: target 30 -> 30.1, first tokens 30.3; draft 3 -> 33.1, completed 33.3, handed over
-# 33.8. Each request needs one round, of one accepted draft.
-TWO: list[Asked] = [(0, 100, 3, {1: 1}), (0, 100, 3, {1: 1})]
-READ = ["prefill: prefill 0.1-30.1, prefill 30.1-33.1"]
-
-
-@pytest.mark.parametrize("limit", ["max_draft_batch", "max_verify_batch"])
-def test_either_limit_holds_an_atomic_round(run: Run, limit: str) -> None:
-    """R0 alone: draft 33.9 -> 35.92, verify -> 46.22; 46.42. Then R1: 46.52 -> 48.54 -> 58.84; 59.04."""
-    check(run("pd", TWO, **{limit: 1}), [
-        *READ,
-        "decode: draft x1 33.9-35.92, verify x1 35.92-46.22, draft x1 46.52-48.54, verify x1 48.54-58.84",
-    ], [[(30.3, 1), (46.42, 2)], [(30.3, 1), (59.04, 2)]])  # fmt: skip
-
-
-def test_drafts_of_one_are_verified_together(run: Run) -> None:
-    """R0's draft 33.9 -> 35.92, completed 36.12, handed over 36.62; R1's 36.72 -> 38.74, 38.94, 39.44.
-
-    Verify waits for both (`always`): 39.54, 10.6 -> 50.14; 50.34.
-    """
-    check(
-        run("pdv", TWO, max_draft_batch=1, verify_gather="always"),
-        [*READ, "decode: draft x1 33.9-35.92, draft x1 36.72-38.74", "verify: verify x2 39.54-50.14"],
-        [[(30.3, 1), (50.34, 2)], [(30.3, 1), (50.34, 2)]],
-    )
-
-
-@pytest.mark.parametrize("gather", ["always", "auto", "never"])
-def test_drafts_of_two_are_verified_one_by_one(run: Run, gather: str) -> None:
-    """Draft of both 33.9 -> 35.94, completed 36.14, handed over 36.64.
-
-    R0's verify 36.74 -> 47.04; 47.24; R1's 47.34 -> 57.64; 57.84. A full batch waits for nobody, whatever the rule.
-    """
-    check(
-        run("pdv", TWO, max_verify_batch=1, verify_gather=gather),
-        [*READ, "decode: draft x2 33.9-35.94", "verify: verify x1 36.74-47.04, verify x1 47.34-57.64"],
-        [[(30.3, 1), (47.24, 2)], [(30.3, 1), (57.84, 2)]],
-    )
-
-
-# R0 decodes one token per round; R1 is prefilled with it, and R2 comes while it is.
-LATE: list[Asked] = [(0, 100, 5, {}), (24, 5, 1, {}), (25, 5, 1, {})]
-LATE_START = [
-    "prefill: prefill 0.1-20.1, prefill 20.1-22.1, prefill 24.1-73, prefill 73-78.25",
-    "decode: draft x1 22.9-25.125, verify x1 25.125-38, draft x1 38.3-40.825, verify x1 40.825-53.7",
-    "decode: draft x1 54-56.525, verify x1 56.525-69.4, draft x1 69.7-72.225",
-]
-
-
-def test_a_prompt_that_waited_goes_first(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Dynamic priority with a patience of 15 ms; weight 4: the higher of two launches runs at 0.8, the lower at 0.2.
-
-    22.8   R0's first round: 2, more than waits elsewhere, so 3. R1 at 24: 0, more than waits elsewhere, so 1.
-    38.2   from here on R2 waits, so R0's rounds are at 2: still above R1's prompt, prefilled at 0.2 with them
-           and alone for 0.3 between: until 73.0, its draft prompt 1.05 / 0.2 until 78.25; completed 78.45.
-    78.45  R2's prompt has waited 53.45, three times the patience: 0 + 1 + 3 is above the verify under way at 2.
-    78.55  10.5 / 0.8 = 13.125 -> 91.675, first token 91.875; its draft prompt 1.05 / 0.8 = 1.3125 -> 92.9875.
-           The verify has 10.3 - 0.8 * (78.25 - 72.225) - 0.3 = 5.18 left, less a fifth of 14.4375: 2.2925 -> 95.28.
-    """
-    monkeypatch.setattr(lane, "PATIENCE_S", 15 * MS)
-    check(
-        run("pd", LATE, priority="dynamic", stream_weight=4),
-        [*LATE_START, "prefill: prefill 78.55-91.675, prefill 91.675-92.9875", "decode: verify x1 72.225-95.28"],
-        [[(20.3, 1), (38.2, 1), (53.9, 1), (69.6, 1), (95.48, 1)], [(73.2, 1)], [(91.875, 1)]],
-    )
-
-
-def test_the_fixed_order_lets_it_wait(run: Run) -> None:
-    """The same until 78.45; then the verify's 5.18 / 0.8 = 6.475 -> 85.025, and R2 10.5 - 1.295 = 9.205 -> 94.23."""
-    result = run("pd", LATE, stream_weight=4)
-    assert [launch[:3] for launch in events(result)][:11] == [launch[:3] for launch in expected(LATE_START)]
-    assert [deliveries[-1][0] for deliveries in delivered(result)] == pytest.approx([85.225, 73.2, 94.43], abs=NEAR)
 
 
 def test_preemptive_priority(run: Run) -> None:
@@ -879,19 +615,6 @@ def test_target_on_a_second_gpu(run: Run) -> None:
     assert [way["bytes"] for way in result.meta["links"].values()] == [24, 24]
 
 
-def test_atomic_round_across_two_gpus(run: Run) -> None:
-    """As above, in pdv-hybrid: the verify is on the other GPU, so the host launches it once the draft is completed.
-
-    20.8   draft 20.9, there 22.9 -> 24.92 on GPU 0, completed 25.12, no hand-over; verify 25.22, there 27.22 -> 37.52.
-    37.72  all accepted, so a catch-up draft: 37.82, there 39.82 -> 41.85, 42.05; verify 42.15, there 44.15 -> 54.45.
-    """
-    check(run("pdv-hybrid", [(0, 100, 5, {1: 2, 4: 0})], priority="none", place=APART, link=LINK), [
-        "prefill: prefill 0.2-2.2 @0, prefill 0.1-20.1 @1",
-        "decode: draft x1 22.9-24.92 @0, verify x1 27.22-37.52 @1, draft x1 39.82-41.85 @0",
-        "decode: verify x1 44.15-54.45 @1",
-    ], [[(20.3, 1), (37.72, 3), (54.65, 1)]], "gpu")  # fmt: skip
-
-
 def test_two_gpus_read_prompts_for_one_that_decodes(run: Run) -> None:
     """GPUs 0 and 1 read for the target, GPU 2 drafts and verifies. A token's KV is 4 bytes, 0.1 ms on the link.
 
@@ -911,21 +634,6 @@ def test_two_gpus_read_prompts_for_one_that_decodes(run: Run) -> None:
     ], [[(20.3, 1), (45.42, 2)], [(16.3, 1), (32.8, 2)]], "gpu")  # fmt: skip
     ways = {"0->2": {"bytes": 400, "busy_s": 10 * MS}, "1->2": {"bytes": 200, "busy_s": 5 * MS}}
     assert result.meta["links"] == {way: pytest.approx(sent) for way, sent in ways.items()}
-
-
-def test_two_gpus_draft_for_one_that_verifies(run: Run) -> None:
-    """GPUs 0 and 1 each draft for one of two requests; the target on GPU 2 verifies both. The link takes no time.
-
-    0      target 0.1 -> 30.1 on GPU 2; drafts 0.2 -> 2.2 on GPU 0 and 0.3 -> 2.3 on GPU 1. First tokens 30.3, 30.8.
-    30.8   drafts 30.9 -> 32.92 and 31 -> 33.02, completed 33.12 and 33.32. Handed over 33.82; verify 33.92 -> 44.52.
-    """
-    place = ("decode=0+1", "verify=2", "prefill=2")
-    result = run("pdv", TWO, priority="none", verify_gather="always", place=place, link=NO_TIME)
-    check(result, [
-        "prefill: prefill 0.2-2.2 @0, prefill 0.3-2.3 @1, prefill 0.1-30.1 @2",
-        "decode: draft x1 30.9-32.92 @0, draft x1 31-33.02 @1",
-        "verify: verify x2 33.92-44.52 @2",
-    ], [[(30.3, 1), (44.72, 2)], [(30.3, 1), (44.72, 2)]], "gpu")  # fmt: skip
 
 
 def test_drafting_ahead_as_a_chain(run: Run) -> None:
@@ -975,29 +683,3 @@ def test_idle_lane_notices_work_at_its_next_look(run: Run) -> None:
         "prefill: prefill 1.1-21.1, prefill 21.1-23.1, prefill 41.4-61.4, prefill 61.4-63.4",
         "decode: draft x1 24.1-26.12, verify x1 26.12-36.42, draft x1 64.72-66.74, verify x1 66.74-77.04",
     ], [[(21.3, 1), (36.62, 2)], [(61.6, 1), (77.24, 2)]])  # fmt: skip
-
-
-def test_idle_lane_takes_host_time_from_the_other(run: Run) -> None:
-    """An idle lane looks for 0.25 out of every 1.25 ms: with one lane idle all else on the host takes 1/0.8 as long.
-
-    Launch 0.125, completion 0.25, hand-over 0.4 / 0.8 = 0.5. Decode is idle while prefill runs, and the reverse.
-
-    0       0.125 -> 20.125, first token 20.375; draft -> 22.125, completed 22.375, handed over 22.875: decode, idle
-            since 0, looks at 23.0.
-    23.0    0.125: 23.125 -> 25.145 -> 35.445; 35.695.
-    """
-    check(run("pd", [(0, 100, 3, {1: 1})], idle_poll_s=1 * MS, idle_poll_cost_s=0.25 * MS, handoff_s=0.4 * MS), [
-        "prefill: prefill 0.125-20.125, prefill 20.125-22.125",
-        "decode: draft x1 23.125-25.145, verify x1 25.145-35.445",
-    ], [[(20.375, 1), (35.695, 2)]])  # fmt: skip
-
-
-def test_baseline_wakes_no_more_workers_than_requests_wait(run: Run) -> None:
-    """Two workers, one request: the other worker stays idle and takes its fifth of the host, as above.
-
-    0       launches 0.125 and 0.25: draft 0.125 -> 2.125, target -> 22.125, first token 22.375.
-    22.375  draft launched 22.5 -> 24.52, verify -> 34.82; 35.07.
-    """
-    check(run("baseline", [(0, 100, 3, {1: 1})], num_workers=2, idle_poll_s=1 * MS, idle_poll_cost_s=0.25 * MS), [
-        "main: prefill 0.125-2.125, prefill 2.125-22.125, draft x1 22.5-24.52, verify x1 24.52-34.82",
-    ], [[(22.375, 1), (35.07, 2)]])  # fmt: skip

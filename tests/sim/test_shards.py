@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
@@ -11,18 +10,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pdvsim.bench.band import ends, spanned
-from pdvsim.cli import main
-from pdvsim.sim.assembly import ServerParts, covering_profile
 from pdvsim.sim.config import SHARDED, Experiment, Hardware, Server, Traffic
-from pdvsim.sim.metrics.summary import summarise
 from pdvsim.sim.models.presets import PRESETS, UNMEASURED, shard
 from pdvsim.sim.prices.cards import GPUS
 from pdvsim.sim.prices.collectives import BAR, CURVES, all_reduce_s, with_collectives
 from pdvsim.sim.prices.costs import CostModel
 from pdvsim.sim.prices.forward import ForwardTerms
 from pdvsim.sim.prices.links import LINKS, LinkName
-from pdvsim.sim.prices.profile import builtin, roofline
 from pdvsim.sim.prices.transfer import TOKENS, shipped
 from pdvsim.sim.run import simulate
 
@@ -89,16 +83,6 @@ def test_fewer_kv_heads_than_gpus_are_on_several() -> None:
     assert part.kv_bytes_per_token == whole.kv_bytes_per_token
 
 
-def test_what_vllm_would_not_divide_is_refused() -> None:
-    for name, gpus, why in (("qwen2-7b", 8, "its heads, 28"), ("qwen2-1.5b", 8, "its heads, 12")):
-        with pytest.raises(ValueError, match=why):
-            shard(PRESETS[name], gpus)
-    odd = replace(PRESETS["llama-3.1-8b"], kv_heads=6, heads=24)
-    with pytest.raises(ValueError, match="6 KV heads"):
-        shard(odd, 4)
-    simulate(over(8, pair="qwen2-1.5b:qwen2.5-72b", draft_tensor_parallel_size=1))
-
-
 # what it takes -------------------------------------------------------------------------------------------------------
 
 
@@ -156,52 +140,7 @@ def test_a_ring_by_hand() -> None:
     assert seconds == pytest.approx(14.1e-6 + 5 * 5.7e-6 + 6 * 63e6 / 4 / 31.5e9)
 
 
-def test_over_a_slower_link_it_is_slower() -> None:
-    speeds = [
-        summarise(simulate(over(2, link=link)))["output_throughput"] for link in ("nvlink4", "pcie5", "pcie4", "100gbe")
-    ]
-    assert speeds == sorted(speeds, reverse=True)
-
-
-def test_a_card_without_nvlink_is_asked_about(capsys: pytest.CaptureFixture[str]) -> None:
-    argv = ["run", "--arch", "colocated", "--num-prompts", "2", "--gpu", "l40s", "--tensor-parallel-size", "2"]
-    assert main(argv) == 0
-    assert "l40s has no NVLink" in capsys.readouterr().err
-    assert main([*argv, "--link", "pcie4"]) == 0
-    assert "NVLink" not in capsys.readouterr().err
-
-
 # what a group is -----------------------------------------------------------------------------------------------------
-
-
-def test_the_planner_and_the_gpu_price_the_same_shard() -> None:
-    experiment = over(4)
-    profile = covering_profile(experiment)
-    target = ServerParts(experiment, profile).planner.models["target"]
-    assert target.spec == experiment.pair.target
-    assert target.terms.reduce_knots == profile.fit(target.spec).reduce_knots != ()
-
-
-def test_gpus_are_counted() -> None:
-    assert over(4).gpus == 4
-    assert over(4, replicas=2).gpus == 4
-    assert simulate(over(4, replicas=2)).meta["gpus"] == 8
-    apart = over(2, "pdv", place=("prefill=1", "verify=1"))
-    assert (apart.gpus, apart.pair.draft.shards, apart.pair.target.shards) == (3, 1, 2)
-    both = over(2, "pdv", place=("prefill=1", "verify=1"), draft_tensor_parallel_size=2)
-    assert (both.gpus, both.pair.draft.shards) == (4, 2)
-    lanes = over(2, "pd", place=("prefill=0", "decode=1"))
-    assert lanes.gpus == 4
-    assert simulate(apart).meta["gpus"] == 3
-
-
-def test_more_gpus_hold_more_than_their_share() -> None:
-    """The weights are shared, so the KV cache grows faster than the number of GPUs; a whole drafter leaves less."""
-    room = [ServerParts(over(n)).kv_capacity for n in SHARDED]
-    assert room[0] == 0
-    assert all(b > 2 * a for a, b in pairwise(room))
-    whole = over(4, draft_tensor_parallel_size=1)
-    assert ServerParts(whole).kv_capacity < room[2]
 
 
 def test_what_does_not_fit_says_over_how_many_it_would() -> None:
@@ -214,26 +153,3 @@ def test_what_does_not_fit_says_over_how_many_it_would() -> None:
     simulate(over(4, gpu="l40s"))
     with pytest.raises(ValueError, match=r"smaller models$"):
         simulate(over(1, gpu="l4", gpu_memory_utilization=0.5))
-
-
-def test_a_shard_that_was_measured_is_taken_as_measured() -> None:
-    """The profile of one GPU has no all-reduces in it: they come on top, and are all that is uncertain."""
-    pair = over(4, draft_tensor_parallel_size=1).pair
-    h200 = builtin("h200")
-    fit = h200.models[pair.target.name]
-    measured = h200.covering(pair, NVLINK)
-    assert "transferred" not in measured.foundation
-    assert measured.fit(pair.target) == with_collectives(fit, pair.target, NVLINK, "h200")
-    assert 0 < measured.bar(pair.target) < BAR
-    assert measured.bar(pair.draft) == 0
-
-
-def test_all_reduces_widen_the_band() -> None:
-    """On the roofline nothing else is uncertain."""
-    experiment = over(8, profile="roofline")
-    slow, fast = (end["output_throughput"] for end in ends(experiment))
-    band = spanned(simulate(experiment), ends(experiment))
-    assert slow < band["output_throughput"] < fast
-    assert (band["output_throughput_low"], band["output_throughput_high"]) == pytest.approx((slow, fast))
-    profile = roofline(GPUS["h200"]).covering(experiment.pair)
-    assert profile.bar(experiment.pair.target) == 0

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from pdvsim.sim.config import Experiment, Hardware, Server, Traffic
 from pdvsim.sim.machine.kv import held_tokens, windows_of
 from pdvsim.sim.models.layers import SlidingWindow
-from pdvsim.sim.models.presets import PRESETS, drafter, from_config, shard
+from pdvsim.sim.models.presets import PRESETS, from_config
 from pdvsim.sim.models.specs import ModelSpec
 from pdvsim.sim.prices.cards import GPUS
 from pdvsim.sim.prices.costs import CostModel
@@ -114,21 +114,6 @@ def test_a_prompt_is_multiplied_with_the_window_before_it(window: int, start: in
     assert flops == pytest.approx(pairs(window, start, tokens) * spec.attention_flops_per_pair)
 
 
-@pytest.mark.parametrize("name", ["gemma-3-27b", "mistral-7b-v0.1"])
-def test_prefill_of_long_prompts_is_cheaper_with_a_window(name: str) -> None:
-    """And grows no faster than the prompt where all layers have one."""
-    spec, latency = PRESETS[name], CostModel(PRESETS[name], shipped().fit(PRESETS[name], H200))
-    whole = CostModel(unbounded(spec), latency.terms)
-
-    def seconds(model: CostModel, start: int) -> float:
-        return model.price(0, prompts=[(start, 2048)]).seconds_0
-
-    assert seconds(latency, 16384) < seconds(whole, 16384)
-    assert seconds(latency, 0) <= seconds(whole, 0)
-    if not spec.attending_layers:
-        assert seconds(latency, 16384) == pytest.approx(seconds(latency, 24576))
-
-
 @given(st.integers(0, 20_000), st.sampled_from(WINDOWED), st.sampled_from([*WINDOWED, "qwen3-0.6b"]))
 def test_what_a_request_keeps_is_counted_layer_by_layer(tokens: int, target: str, draft: str) -> None:
     models = [PRESETS[target], PRESETS[draft]]
@@ -151,10 +136,3 @@ def test_windows_make_room() -> None:
     assert each == pytest.approx((4 * 1300 + 22 * 512) / 26)
     assert 2 * ceil(each) <= result.meta["kv_peak_tokens"] + 64 <= 2064
     assert result.meta["kv_peak_tokens"] < 1300 + each
-
-
-def test_heads_have_no_window_and_shards_have_their_models() -> None:
-    for name in WINDOWED:
-        assert drafter("eagle3", PRESETS[name]).window is None
-    part = shard(PRESETS["gemma-3-27b"], 2)
-    assert part.window == SlidingWindow(52, 1024)

@@ -11,14 +11,11 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from scipy.special import stdtrit
 
-from pdvsim.sim.config import Experiment, Scoring, Traffic
+from pdvsim.sim.config import Traffic
 from pdvsim.sim.metrics.sketch import Timeline
-from pdvsim.sim.metrics.stability import RISES_T, SHORT_T, SLICES, Census, label_of, stability
-from pdvsim.sim.metrics.summary import summarise
+from pdvsim.sim.metrics.stability import Census, label_of, stability
 from pdvsim.sim.records import Columns
-from pdvsim.sim.run import simulate
 
 
 def queue(load: float, count: int, servers: int, spread: float, seed: int) -> Columns:
@@ -111,17 +108,3 @@ def test_a_timeline_against_all_of_its_times(times: list[float], share: float) -
     assert timeline.counts[1, :edge].sum() == np.searchsorted(in_order, edge * timeline.width_s)
     assert not timeline.counts[0].any()
     assert max(times) < timeline.BINS * timeline.width_s <= max(2 * max(times), 1e-6 * timeline.BINS)
-
-
-@pytest.mark.parametrize(("rate", "label"), [(20.0, "stable"), (45.0, "overloaded")])
-def test_a_served_run_kept_or_not(rate: float, label: str) -> None:
-    """pd holds 31.5 requests per second of ShareGPT's lengths."""
-    traffic = Traffic(num_prompts=600, request_rate=rate, seed=1)
-    for detailed in (True, False):
-        experiment = Experiment("pd", traffic, scoring=Scoring(detailed=detailed))
-        assert summarise(simulate(experiment))["stability"] == label
-
-
-def test_the_quantiles_are_students() -> None:
-    assert pytest.approx(stdtrit(SLICES - 1, 0.975), rel=1e-12) == SHORT_T
-    assert pytest.approx(stdtrit(SLICES // 2 - 1, 0.999), rel=1e-12) == RISES_T

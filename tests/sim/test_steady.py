@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pdvsim.bench.length import length_of, long_enough, mean_turns, sized, too_short
+from pdvsim.bench.length import length_of, mean_turns, sized, too_short
 from pdvsim.bench.stats import interval
 from pdvsim.sim.config import Acceptance, Arch, Experiment, Scoring, Traffic
 from pdvsim.sim.metrics.stability import Census, stability
@@ -128,15 +128,6 @@ def test_a_load_that_never_came_is_not_called_stable() -> None:
     assert "delivered 2.32 of 8 req/s" in too_short(traffic, metrics)
 
 
-def test_steady_runs_are_no_shorter_than_asked_and_given_lengths_stay() -> None:
-    traffic = Traffic(**TALKS | {"num_turns": 1}, request_rate=20.0, num_prompts=900)
-    free = long_enough(Experiment(traffic=traffic, scoring=Scoring(steady=True)))
-    assert free.traffic.num_prompts == 900 > length_of(free).start > 0
-    for scoring in (Scoring(steady=True, warmup_requests=7), Scoring()):
-        experiment = Experiment(traffic=traffic, scoring=scoring)
-        assert long_enough(experiment) is experiment
-
-
 def test_a_queue_that_rises_between_halves_is_not_stable() -> None:
     """Waits of 0.3 s in the first half of the measured time and 1.3 s in the second, emptied once in every slice."""
     arrival_s = np.arange(4000) / 20
@@ -202,43 +193,6 @@ def test_the_interactive_law_holds_in_the_window(loops: list[Result]) -> None:
         assert metrics["max_concurrent_requests"] == LOOP
 
 
-def test_trimming_counts_by_the_rows(loops: list[Result]) -> None:
-    """Each rate against a sum over the rows, in Python."""
-    run, warmup = loops[0], 50
-    start_s, end_s = run.requests["arrival_s"][warmup], run.requests["arrival_s"].max()
-    output, prompt = run.requests["output_tokens"].tolist(), run.requests["prompt_tokens"].tolist()
-    requests = tokens_in = tokens_out = 0.0
-    for id, tokens, at_s in zip(*(run.deliveries[n].tolist() for n in ("request", "tokens", "time_s")), strict=True):
-        if start_s < at_s <= end_s:
-            requests += tokens / output[id]
-            tokens_in += prompt[id] * tokens / output[id]
-            tokens_out += tokens
-    metrics = trimmed(run, warmup)
-    assert metrics["duration"] == end_s - start_s
-    assert metrics["completed"] == pytest.approx(requests)
-    assert metrics["total_input_tokens"] == pytest.approx(tokens_in)
-    assert metrics["total_output_tokens"] == tokens_out
-    assert metrics["request_goodput"] == pytest.approx(requests / (end_s - start_s))
-    e2el_s = (run.requests["finish_s"] - run.requests["arrival_s"])[warmup:]
-    assert metrics["mean_e2el_ms"] == pytest.approx(1e3 * e2el_s.mean())
-
-
-def test_where_the_last_send_would_leave_nothing_the_last_finish_closes() -> None:
-    for traffic in (Traffic(num_prompts=40, max_concurrency=64, **R128), Traffic(num_prompts=40, **R128)):
-        run = simulate(Experiment("colocated", traffic))
-        metrics = summarise(run, Scoring(warmup_requests=10))
-        assert metrics["duration"] == run.requests["finish_s"].max()
-        assert metrics["completed"] == pytest.approx(40)  # all were served in it
-
-
-def test_an_open_loop_is_measured_to_its_last_finish() -> None:
-    run = simulate(Experiment("pd", Traffic(num_prompts=60, request_rate=20.0, **R128)))
-    metrics = summarise(run, Scoring(warmup_requests=20))
-    assert metrics["duration"] == run.requests["finish_s"].max() - run.requests["arrival_s"][20]
-    in_flight = int((run.requests["finish_s"][:20] > run.requests["arrival_s"][20]).sum())
-    assert 40 < metrics["completed"] < 40 + in_flight
-
-
 @pytest.mark.parametrize("arch", sorted(set(ARCHS) - {"autoregressive"}))
 def test_the_rate_per_judged_token_estimates_what_was_given(arch: Arch) -> None:
     """Within four standard deviations of a binomial; vLLM's, over all drafted, is another figure."""
@@ -252,19 +206,3 @@ def test_the_rate_per_judged_token_estimates_what_was_given(arch: Arch) -> None:
         assert metrics["spec_decode_judged_acceptance_rate"] == pytest.approx(100 * accepted / judged)
         assert abs(accepted / judged - alpha) < 4 * math.sqrt(alpha * (1 - alpha) / judged)
         assert metrics["spec_decode_acceptance_rate"] < 100 * alpha - 10
-
-
-def test_adaptive_counts_its_drafting_rounds_alone() -> None:
-    """At concurrency 128 it decodes plainly, but for the few rounds at the end."""
-    traffic = Traffic(num_prompts=160, max_concurrency=128, **R128)
-    for blocks in (True, False):
-        run = simulate(Experiment("adaptive", traffic), blocks=blocks)
-        metrics = summarise(run)
-        rounds, drafts = int(run.requests["rounds"].sum()), int(run.requests["drafts"].sum())
-        assert 0 < drafts < rounds / 2
-        assert metrics["spec_decode_num_drafts"] == drafts
-        verified = run.launches["rows"][run.launches["kind"] == 2]
-        assert verified.sum() == drafts
-        shares = np.array(metrics["spec_decode_per_position_acceptance_rates"])
-        assert metrics["spec_decode_acceptance_length"] == pytest.approx(1 + shares.sum())
-        assert metrics["spec_decode_acceptance_length"] > 1.8

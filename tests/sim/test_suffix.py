@@ -2,29 +2,21 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pdvsim.decide.deploy import deployment
-from pdvsim.decide.formula import Formula
-from pdvsim.realrun.machine import Machine, refuse
 from pdvsim.sim.config import Acceptance, Experiment, Server, Traffic
-from pdvsim.sim.core import KINDS, Request
+from pdvsim.sim.core import KINDS
 from pdvsim.sim.models.presets import pair
 from pdvsim.sim.prices.costs import LookupCosts
 from pdvsim.sim.prices.host import SUFFIX_ROW_S
 from pdvsim.sim.run import simulate
 from pdvsim.sim.workload.acceptance import measured
-from pdvsim.sim.workload.lookup import lookup_of
 from pdvsim.sim.workload.suffix import SuffixCache, SuffixOptions
-from studies.make_acceptance import by_length, read, tokens_per_round
 from studies.suffix_gains import gain
 
 # the look-up ---------------------------------------------------------------------------------------------------------
@@ -150,25 +142,6 @@ def test_rounds_draft_and_gain_what_the_look_up_did(data: str) -> None:
     assert len(set(launches["width"][verify].tolist())) > 3
 
 
-def test_a_draft_is_at_least_what_is_accepted_of_it_and_at_most_what_is_asked_for() -> None:
-    lookup, random = lookup_of("suffix", Acceptance()), np.random.default_rng(0)
-    for id in range(300):
-        request = Request(id, 0.0, 10, 50, bytes(random.integers(0, 9, 50).tolist()))
-        for k in (1, 3, 12):
-            length = lookup.length(request, k)
-            assert min(k, request.accept_runs[0]) <= length <= k
-
-
-@pytest.mark.parametrize("k", [2, 8])
-def test_the_formula_expects_the_drafts_that_a_run_has(k: int) -> None:
-    experiment = served(k, clients=100)
-    formula = Formula(experiment)
-    lookup, rate = formula.planner.lookup, formula.acceptance
-    done = simulate(experiment).requests
-    assert lookup.share(rate) == pytest.approx(done["drafts"].sum() / done["rounds"].sum(), rel=0.05)
-    assert lookup.mean_length(rate, k) == pytest.approx(done["drafted"].sum() / done["drafts"].sum(), rel=0.05)
-
-
 @pytest.mark.parametrize(("data", "pays"), [("gsm8k", False), ("sharegpt", False), ("instructcoder", True)])
 def test_it_gains_alone_and_with_chat_it_loses_in_a_large_batch(data: str, pays: bool) -> None:
     """The direction of ArcticInference's issue 185 on vLLM: refused drafts fill a large batch; edits of code gain."""
@@ -179,32 +152,3 @@ def test_it_gains_alone_and_with_chat_it_loses_in_a_large_batch(data: str, pays:
 
 
 # commands ------------------------------------------------------------------------------------------------------------
-
-
-def test_it_is_deployed_with_the_options_it_was_looked_up_with() -> None:
-    experiment = replace(served(8), hardware=replace(served(8).hardware, tensor_parallel_size=2))
-    vllm, sglang, *_ = deployment(experiment)
-    config = json.loads(vllm.text.partition("--speculative-config '")[2].partition("'")[0])
-    assert config == {
-        "method": "suffix", "suffix_decoding_max_tree_depth": 24, "suffix_decoding_max_cached_requests": 10000,
-        "suffix_decoding_max_spec_factor": 1.0, "suffix_decoding_min_token_prob": 0.1, "num_speculative_tokens": 8,
-    }  # fmt: skip
-    assert not sglang.text
-    with pytest.raises(ValueError, match="--drafter suffix is for pdvsim run"):
-        refuse(served(4), Machine())
-
-
-def test_the_shipped_counts_are_those_of_the_traces(tmp_path: Path) -> None:
-    """A trace of two requests, counted by hand: rounds start after what the round before yields."""
-    rows = [
-        {"dataset": "chat", "suffix": [1, 3, 2, 1, 2], "suffix_drafted": [0, 4, 1, 0, 1]},
-        {"dataset": "chat", "suffix": [1, 1], "suffix_drafted": [2, 0]},
-    ]
-    path = tmp_path / "traces.jsonl"
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    recorded, drafted = read([path])
-    assert recorded == {"chat-suffix": [[0, 2, 1, 0, 1], [0, 0]]}
-    # rounds at 0 (0 of 0), 1 (2 of 4), 4 (1 of 1); 0 (0 of 2), 1 (0 of 0)
-    counts = by_length(recorded["chat-suffix"], drafted["chat-suffix"])["drafted"]
-    assert counts == [[2, 0, 1], [0, 1], [0, 0, 0, 0, 1]]
-    assert tokens_per_round(recorded["chat-suffix"], 7) == pytest.approx((1 + 3 + 2 + 1 + 1) / 5)

@@ -79,19 +79,6 @@ def test_attention_of_rows_is_linear_in_their_context(rows: int, tokens: int) ->
     assert fixed_s == pytest.approx(own * slope_s + rows * 1e-7 + 1e-5 * (1 + (tokens - 1) / 8))
 
 
-def test_few_programs_read_no_faster_than_one_of_them() -> None:
-    """32 programs per row, cut into 4 stretches until 128 read; past that many a row is one stretch."""
-    cut = ForwardTerms(
-        kv_knots=((1, 3e-9), (2, 3e-9)), span_knots=((1, 16e-9), (2, 16e-9)), programs=128, split_s=5e-6,
-        row_factors=((1, 1), (8, 2)),
-    )  # fmt: skip
-    fixed_s, slope_s = cut.rows_line(32, 1, 1, 1, 1, 1)
-    assert (fixed_s, slope_s) == pytest.approx((5e-9 + 5e-6, (3**2 + 4**2) ** 0.5 * 1e-9))
-    fixed_s, slope_s = cut.rows_line(32, 8, 8, 1, 8, 8)
-    assert slope_s == pytest.approx(2 * (3**2 + 2**2) ** 0.5 * 1e-9)
-    assert fixed_s == pytest.approx(8 * slope_s)  # not cut: nothing to join
-
-
 @given(st.lists(chunks, min_size=1, max_size=4), st.sampled_from([0, 512]))
 def test_attention_over_prompts(prompts: list[tuple[int, int]], window: int) -> None:
     waves = ForwardTerms(prompt_sms=132, prompt_wave_s=1e-8)
@@ -99,13 +86,6 @@ def test_attention_over_prompts(prompts: list[tuple[int, int]], window: int) -> 
     assert 0 <= waves.empty_share(32, 128, prompts, 0.5) < 0.5
     multiplied = sum(min(at + 1, window or at + 1) for start, n in prompts for at in range(start, start + n))
     assert ForwardTerms(pair_s=1e-9).prefill_s(32, 128, prompts, window) == pytest.approx(1e-9 * multiplied)
-
-
-def test_half_the_bytes_of_the_cache() -> None:
-    """Reading takes half as long for one query per row; what wider queries take more stays."""
-    half = ForwardTerms(kv_s=4e-9, kv_knots=((1, 4e-9), (9, 6e-9)), span_knots=((1, 2e-9), (9, 2e-9))).with_cache(0.5)
-    knots = [s for _, s in (*half.kv_knots, *half.span_knots)]
-    assert [half.kv_s, *knots] == pytest.approx([2e-9, 2e-9, 4e-9, 1e-9, 1e-9])
 
 
 @given(st.floats(0.1, 10), st.integers(1, 200), st.integers(1, 6), st.integers(1, 4))

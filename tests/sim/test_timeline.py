@@ -11,7 +11,6 @@ from collections import defaultdict
 from typing import Any
 
 import pytest
-from synthetic import result
 
 from pdvsim.sim.config import Experiment, Hardware, Server, Traffic
 from pdvsim.sim.metrics.timeline import HOSTS, REQUESTS, trace
@@ -46,10 +45,6 @@ def test_requests_in_flight_rise_and_return_to_zero() -> None:
         assert series[-1] == 0
         assert min(series) == 0
         assert max(series) > 0
-
-
-def test_an_empty_run_is_still_a_trace() -> None:
-    assert [e["ph"] for e in events_of(result(Experiment(), []))] == ["M", "M"]
 
 
 def traced(arch: str, **more: Any) -> tuple[Result, list[dict[str, Any]]]:
@@ -116,18 +111,6 @@ def test_a_request_has_its_stages_and_the_launches_in_them() -> None:
         assert len(drafts) == len(verifies) == outer["args"]["rounds"]
     launches = {e["name"] for e in events if e["ph"] == "X" and e["pid"] < HOSTS}
     assert launches == {"target prefill", "draft prefill", "draft", "verify"}
-
-
-def test_batches_and_whom_they_carried_are_arguments() -> None:
-    run, events = traced("colocated")
-    launches = [e for e in events if e["ph"] == "X" and e["pid"] < HOSTS]
-    assert run.carried is not None
-    assert [e["ts"] for e in launches] == pytest.approx((run.launches["start_s"] * 1e6).tolist(), abs=1e-3)
-    for e, (rows, prompts) in zip(launches, run.carried, strict=True):
-        assert e["args"]["rows"] == len(rows)
-        assert e["args"]["batch"] == len(rows) + len(prompts)
-        assert e["args"].get("requests", "").split() == [str(id) for id in rows]
-    assert "verify + prefill" in {e["name"] for e in launches}
 
 
 def test_the_host_does_one_thing_at_a_time_and_the_run_is_the_same() -> None:

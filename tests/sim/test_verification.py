@@ -13,13 +13,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pdvsim.sim.assembly import ServerParts, profile_of
-from pdvsim.sim.config import Acceptance, Arch, Experiment, Hardware, Server, Traffic
-from pdvsim.sim.core import KINDS, Request
+from pdvsim.sim.config import Acceptance, Experiment, Hardware, Server, Traffic
+from pdvsim.sim.core import Request
 from pdvsim.sim.machine.batch import Batch, apply_verdict
 from pdvsim.sim.policies.planner import Planner, StepCosts
 from pdvsim.sim.policies.verification import AdaptiveVerification, best_budget, widths
 from pdvsim.sim.records import Result
-from pdvsim.sim.relevance import applicable
 from pdvsim.sim.run import simulate
 
 ADAPTIVE = "adaptive-verification"
@@ -74,21 +73,6 @@ def test_the_budget_is_the_best_of_all(chances: list[list[float]], data: st.Data
     assert most[budget] / costs_s[budget] == pytest.approx(np.max(np.array(most) / costs_s))
 
 
-def test_equal_estimates_and_steps_of_equal_cost_verify_everything() -> None:
-    controller = AdaptiveVerification(Server(controller=ADAPTIVE, num_speculative_tokens=5), Flat())
-    rows = rows_of(0, 1, 2)
-    controller.select(rows, ())
-    assert [(row.state.k, row.state.left_out) for row in rows] == [(5, 0)] * 3
-
-
-def test_an_oracle_verifies_exactly_what_is_accepted() -> None:
-    controller = AdaptiveVerification(Server(controller=ADAPTIVE, confidence_noise=0.0), Flat())
-    rows = rows_of(0, 3, 9, k=5)
-    controller.select(rows, ())
-    assert [row.state.k for row in rows] == [0, 3, 5]
-    assert [*rows.verdict()] == [0, 3, 5]
-
-
 def test_estimates_are_means_of_beta_posteriors() -> None:
     """Drafts after the first refused one have no verdict; a request without verdicts has the mean of all."""
     controller = AdaptiveVerification(Server(controller=ADAPTIVE), Flat())
@@ -131,18 +115,6 @@ def planner() -> Planner:
     return ServerParts(experiment, profile_of(experiment)).planner
 
 
-def test_the_table_is_of_requests_of_a_fixed_context() -> None:
-    """As vLLM times it: T tokens are one each of T requests, up to max_num_seqs of them."""
-    at_8192, at_0 = (StepCosts(planner(), 5, 64, context)._profiled_s for context in (8192, 1))
-    target = planner().models["target"]
-    for tokens in (8, 64):
-        assert at_8192(tokens) == target.price(tokens, 1, packed=tokens).seconds(tokens * 8192)
-    more = [at_8192(tokens) - at_0(tokens) for tokens in (16, 32, 64, 128, 256)]
-    assert more[1] == pytest.approx(2 * more[0], rel=0.1), "a token more is a request more"
-    assert more[2] == pytest.approx(2 * more[1], rel=0.1)
-    assert more[4] < 1.5 * more[2], "beyond max_num_seqs it is not"
-
-
 @given(st.integers(1, 64), st.integers(1, 40_000), st.integers(0, 600))
 def test_costs_at_hand_are_those_of_the_launch(rows: int, context: int, prompt: int) -> None:
     costs_s = StepCosts(planner(), 5, 64, 0).seconds(rows, rows * context, rows + prompt, 5 * rows)
@@ -157,13 +129,6 @@ def test_costs_at_hand_are_those_of_the_launch(rows: int, context: int, prompt: 
         assert costs_s[-1] >= drafted_s + last - 1e-12
         wide = [target.price(rows, 6, packed=tokens).seconds(held) for tokens in range(rows + 1, 6 * rows + 1)]
         assert costs_s[-1] == pytest.approx(drafted_s + max(first, *wide))
-
-
-def test_the_table_is_looked_up_with_the_prompts_of_the_step() -> None:
-    costs = StepCosts(planner(), 5, 64, 8192)
-    alone, with_prompt = costs.seconds(8, 800, 8, 40), costs.seconds(8, 800, 8 + 500, 40)
-    assert with_prompt[0] > alone[-1]
-    np.testing.assert_allclose(costs.seconds(8, 80_000, 8, 40), alone, err_msg="it ignores the context of the step")
 
 
 # runs ---------------------------------------------------------------------------------------------------------------
@@ -188,26 +153,6 @@ def test_better_estimates_are_faster() -> None:
     oracle, noisy, verdicts = (speed(run(confidence_noise=noise)) for noise in (0.0, 0.5, None))
     everything = speed(run(controller="fixed"))
     assert oracle > noisy > verdicts > everything
-
-
-@pytest.mark.parametrize("arch", ["baseline", "colocated", "pd", "pdv", "pdv-unified", "pdv-hybrid"])
-@pytest.mark.parametrize("early", [False, True])
-def test_every_request_gets_its_tokens_in_every_architecture(arch: Arch, early: bool) -> None:
-    """Also where requests are preempted with drafts that were left out."""
-    server = Server(controller=ADAPTIVE, max_num_seqs=8, async_scheduling=early)
-    traffic = Traffic("random", num_prompts=20, input_len=100, output_len=120, max_concurrency=12)
-    hardware = Hardware(kv_capacity_tokens=700)
-    chosen = applicable(Experiment(arch, traffic, Acceptance(acceptance_concentration=4.0), server, hardware))
-    result = simulate(chosen)
-    requests, launches = result.requests, result.launches
-    got = np.bincount(result.deliveries["request"], result.deliveries["tokens"])
-    np.testing.assert_array_equal(got, requests["output_tokens"])
-    assert requests["preemptions"].sum() > 0
-    assert 0 < requests["drafted"].sum() < 4 * requests["rounds"].sum()
-    assert np.all(requests["accepted"] <= requests["drafted"])
-    verifies = np.isin(launches["kind"], [KINDS.index("verify"), KINDS.index("decode")])
-    alone = verifies & (launches["prompt_start"] == 0)
-    assert np.all(launches["tokens"][alone] >= launches["rows"][alone])
 
 
 @pytest.mark.parametrize("rereads", [False, True])

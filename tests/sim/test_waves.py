@@ -55,11 +55,6 @@ def test_the_room_that_attention_leaves() -> None:
     assert empty(0.5 / 4256, []) == empty(0.0, [(4000, 256)], sms=0) == 0.0
 
 
-def test_one_multiprocessor_takes_block_after_block() -> None:
-    assert in_waves([(0, 300)], 1, 128, 1) == 128 + 256 + 300
-    assert in_waves([(0, 300)], 2, 128, 1) == 2 * (128 + 256 + 300)
-
-
 several = st.lists(st.tuples(st.integers(0, 8000), st.integers(1, 2500)), min_size=1, max_size=5)
 sizes = st.tuples(st.sampled_from([1, 8, 12, 32, 64]), st.sampled_from([64, 128, 256]), st.integers(1, 200))
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pdvsim.sim.assembly import ServerParts, covering_profile
+from pdvsim.sim.assembly import covering_profile
 from pdvsim.sim.config import Experiment, Hardware, Server, Traffic
 from pdvsim.sim.engines.profiles import engine_profile
 from pdvsim.sim.metrics.timeline import trace
@@ -17,7 +17,7 @@ from pdvsim.sim.models.layers import All2All
 from pdvsim.sim.models.presets import model, shard
 from pdvsim.sim.prices.costs import CostModel
 from pdvsim.sim.prices.kernels import KernelTables
-from pdvsim.sim.prices.links import LINKS, between_nodes, gather_s, nodes_of
+from pdvsim.sim.prices.links import LINKS, between_nodes, gather_s
 from pdvsim.sim.run import simulate
 
 SIZES = (8, 16, 32, 64)
@@ -44,21 +44,6 @@ def tables(card: str, engine: Any = "sglang") -> KernelTables:
     known = engine_profile(engine, card).tables
     assert known is not None
     return known
-
-
-def test_a_larger_group_holds_and_reads_fewer_experts_per_gpu() -> None:
-    parts = [shard(model("deepseek-v3"), 1, ranks, True) for ranks in SIZES]
-    for fewer, more in pairwise(parts):
-        assert fewer.experts is not None
-        assert more.experts is not None
-        assert more.experts.resident * 2 == fewer.experts.resident
-        assert more.weight_bytes < fewer.weight_bytes
-        for tokens in (1, 64, 1024, 16_384):
-            assert more.experts.read(tokens) <= fewer.experts.read(tokens)
-    small = {"pair": "none:qwen3-30b-a3b", "engine": "pdvsim"}
-    for sizes, more_of in ((SIZES, {}), ((1, 2, 4, 8), small)):
-        rooms = [ServerParts(experiment(ranks, **more_of)).kv_capacity for ranks in sizes]
-        assert rooms == sorted(set(rooms))
 
 
 @pytest.mark.parametrize("engine", ["vllm", "sglang", "trtllm", "pdvsim"])
@@ -94,19 +79,6 @@ def test_an_exchange_between_nodes_takes_no_less_than_within_one(card: str, how:
     assert how == "deepep_high_throughput" or (times_s[1] > times_s[0]).all()
     if how != "allgather_reducescatter":  # that sends every token everywhere
         assert (times_s[-1] < 1e-3 + 10 * sent_s).all()
-
-
-def test_one_nvlink_has_no_ports_between() -> None:
-    """The GPUs of a rack are one node; those of the others are in nodes of eight."""
-    assert [nodes_of("gb200", gpus) for gpus in (8, 16, 64, 72)] == [1, 1, 1, 1]
-    assert [nodes_of("h200", gpus) for gpus in (1, 8, 16, 64)] == [1, 1, 2, 8]
-    tokens = np.array([1.0, 64.0, 4096.0])
-    for how in HOW[1:]:
-        few, many = (tables("gb200").exchange_s(how, ranks, tokens, HIDDEN) for ranks in (8, 64))
-        np.testing.assert_array_equal(few, many)
-    few, many = (tables("gb200").exchange_s(HOW[0], ranks, tokens / ranks, HIDDEN) for ranks in (8, 64))
-    assert (few <= many).all()
-    assert (many <= few * (63 / 64) / (7 / 8) + 1e-12).all()  # a GPU receives so much more of the same tokens
 
 
 def test_timed_exchanges_between_nodes_are_read_as_they_were_timed() -> None:
@@ -187,23 +159,6 @@ def test_the_exchange_over_nvlink_is_read_as_it_was_timed() -> None:
     assert (least <= known.exchange_s(NVLINK, 32, at, HIDDEN, 1, "bfloat16")).all()
 
 
-def test_trtllm_exchanges_over_nvlink_where_it_has_one() -> None:
-    asked = {"engine": "trtllm", "gpu": "gb200"}
-    assert experiment(32, **asked).hardware.exchange == NVLINK
-    assert experiment(8, engine="trtllm", gpu="b200").hardware.exchange == NVLINK
-    for ranks, card, engine in ((16, "b200", "trtllm"), (8, "h200", "trtllm"), (8, "gb200", "vllm")):
-        assert experiment(ranks, gpu=card, engine=engine).hardware.exchange == HOW[0]
-    assert experiment(8, **asked, all2all_backend=HOW[1]).hardware.exchange == HOW[1]
-    with pytest.raises(ValueError, match="its tables have no exchange over NVLink"):
-        tables("h200").exchange_s(NVLINK, 8, np.ones(1), HIDDEN)
-
-
-def test_72_ranks_of_a_rack_serve_with_copies() -> None:
-    result = simulate(experiment(72, engine="trtllm", gpu="gb300", enable_eplb=True, num_redundant_experts=32))
-    assert result.meta["gpus"] == 72
-    assert (result.requests["finish_s"] > 0).all()
-
-
 def test_a_ring_between_nodes_by_hand() -> None:
     link = LINKS["400gbe"]
     assert gather_s(link, 2, 1e9) == pytest.approx(18e-6 + 0.5e9 / 50e9)
@@ -225,11 +180,3 @@ def test_64_ranks_serve_their_requests_and_step_together() -> None:
     assert all(end <= start + 1e-12 for (_, end), (start, _) in pairwise(steps))
     names = b"".join(trace(replace(result, launches={name: values[:70] for name, values in launches.items()})))
     assert names.count(b'"process_name"') >= len(set(launches["gpu"][:70].tolist()))
-
-
-def test_engines_of_more_than_a_node_prefill_and_decode_apart() -> None:
-    one = experiment(32, gpu="gb200", disaggregate="2p1d", prefill_data_parallel_size=16, kv_link="nvlink5")
-    assert one.gpus == 2 * 16 + 32
-    result = simulate(one)
-    assert (result.requests["finish_s"] > 0).all()
-    assert result.meta["gpus"] == 64

@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-import pdvsim
 from pdvsim.cli import main
 from pdvsim.sim.config import Acceptance, Experiment, Traffic
 from pdvsim.sim.relevance import refuse_idle, vet
@@ -73,13 +72,6 @@ def test_windows_divide_the_requests_and_the_busiest_is_first() -> None:
     assert len(short.parts[0]) == len(short.whole) == len(times) // 5
 
 
-@pytest.mark.parametrize(("per_hour", "hours"), [(1000, 1.0), (300, 6.0), (40_000, 1 / 12)])
-def test_a_window_is_an_hour_if_that_has_some_hundred_requests(per_hour: int, hours: float) -> None:
-    times = np.arange(0, DAY_S, 3600 / per_hour)
-    windows = cut(Trace(times, np.full((len(times), 2), 10)), np.arange(len(times)))
-    assert len(windows.parts) == 24 / hours
-
-
 def test_no_window_cuts_a_conversation() -> None:
     """Cuts are much further apart than a conversation is long; a log of long ones is not cut."""
     trace = talks(3000, over_s=20_000.0)
@@ -125,30 +117,6 @@ def test_seeds_replay_different_windows_at_one_rate(tmp_path: Path) -> None:
     for wrong in ("0", "busy", "-1", ""):
         with pytest.raises(ValueError, match="--window must be all, peak, by-seed or a number from 1"):
             replace(traffic, window=wrong)
-
-
-def test_a_window_needs_a_replay(refused: Any, tmp_path: Path) -> None:
-    path = written(tmp_path, "arrival_s,prompt_tokens,output_tokens", [(0, 10, 5), (1, 10, 5)])
-    message = refused(["run", "--dataset-path", path, "--window", "peak"])
-    assert "--window has no effect here: it belongs to --use-trace-timestamps" in message
-    message = refused(["advise", "--dataset-path", path, "--concurrency", "4", "--window", "peak"])
-    assert "--window is a part of a replayed file" in message
-
-
-def test_all_conversations_are_whole_at_every_rate_and_seed(tmp_path: Path) -> None:
-    """So the share of prompt tokens that the cache has does not depend on them."""
-    trace = talks(12)
-    sessions = map(int, trace.sessions)
-    columns = zip(trace.arrival_s.tolist(), *trace.lengths.T.tolist(), sessions, trace.turns.tolist(), strict=True)
-    path = written(tmp_path, "arrival_s,prompt_tokens,output_tokens,session_id,turn", columns)
-    rates = {
-        pdvsim.run(arch="colocated", dataset_path=path, use_trace_timestamps=True, seed=seed, **rate)
-        .metrics["prefix_cache_hit_rate"]
-        for seed in (0, 1)
-        for rate in ({}, {"request_rate": 1.0}, {"request_rate": 0.5})
-    }  # fmt: skip
-    assert len(rates) == 1
-    assert rates.pop() > 60
 
 
 def test_columns_are_as_they_are_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from refusals import one_line
 from scipy import stats
 
 from pdvsim.sim.config import Acceptance, Traffic
@@ -58,10 +57,6 @@ def test_gaps_follow_the_gamma_law(burstiness: float) -> None:
     assert gaps.min() >= 0
 
 
-def test_rate_inf_sends_all_at_time_0() -> None:
-    assert {r.arrival_s for r in make_requests(Traffic(num_prompts=20), ALPHA)} == {0.0}
-
-
 @settings(max_examples=40)
 @given(
     few=st.integers(1, 60), more=st.integers(0, 60), seed=st.integers(0, 2**53),
@@ -79,12 +74,6 @@ def test_more_requests_leave_the_first_ones_as_they_were(
     whole = make_requests(traffic, form)
     assert facts(whole)[:few] == facts(make_requests(replace(traffic, num_prompts=few), form))
     assert [r.id for r in whole] == list(range(few + more))
-
-
-@pytest.mark.parametrize("few", [10, 50, 70])
-def test_more_requests_from_a_file_leave_the_first_ones_as_they_were(mooncake: str, few: int) -> None:
-    traffic = Traffic("mooncake", mooncake, num_prompts=120, request_rate=2.0)
-    assert facts(make_requests(traffic, ALPHA))[:few] == facts(make_requests(replace(traffic, num_prompts=few), ALPHA))
 
 
 def test_another_rate_changes_arrivals_only() -> None:
@@ -143,13 +132,6 @@ def test_built_in_sharegpt_is_true_to_its_source() -> None:
     assert (prompt + output).max() <= 2048
 
 
-def test_lengths_given_by_hand_override_the_data_set(mooncake: str) -> None:
-    for traffic in (Traffic(num_prompts=30), Traffic("mooncake", mooncake, num_prompts=30)):
-        own = lengths(make_requests(traffic, ALPHA))
-        assert lengths(make_requests(replace(traffic, output_len=9), ALPHA)) == [(p, 9) for p, _ in own]
-        assert lengths(make_requests(replace(traffic, input_len=9), ALPHA)) == [(9, o) for _, o in own]
-
-
 def test_a_file_is_shuffled_and_drawn_again_when_it_is_too_small(mooncake: str) -> None:
     rows = [(i + 1, 2 * i + 1) for i in range(50)]
     sample = lengths(make_requests(Traffic("mooncake", mooncake, num_prompts=130), ALPHA))
@@ -166,8 +148,3 @@ def test_timestamps_are_replayed_in_order_from_zero(mooncake: str) -> None:
     assert lengths(requests) == [(i + 1, 2 * i + 1) for i in range(30)]
     with pytest.raises(ValueError, match=r"num-prompts is 51, but .*trace\.jsonl holds 50 requests"):
         make_requests(replace(traffic, num_prompts=51), ALPHA)
-
-
-def test_too_many_tokens_are_refused_in_one_line() -> None:
-    with one_line("output tokens in total are too many"):
-        make_requests(Traffic(num_prompts=10**4, output_len=10**7), ALPHA)
