@@ -154,14 +154,10 @@ def stored_sweep(folder: Path) -> StoredSweep:
         raise ValueError(f"{path}: does not say which sweep it is of, or that line is damaged")
     if (version := kept.row.get("schema_version")) != SCHEMA:
         raise ValueError(f"{path}: schema_version is {quoted(version)}, this version reads {SCHEMA}")
-    try:
-        header = {**kept.row, **{name: dict(kept.row[name]) for name in ("sweep", "provenance")}}
-        labels = list(map(dict, header.pop("points")))
-        keys = [str(one.pop("key")) for one in labels]
-    except (KeyError, TypeError, ValueError):
-        raise ValueError(f"{path}: is no sweep of this version") from None
+    labels = [{name: value for name, value in point.items() if name != "key"} for point in kept.row["points"]]
+    keys = [point["key"] for point in kept.row["points"]]
     entries = list(map(rows.get, keys))
     missing = {key for key, entry in zip(keys, entries, strict=True) if entry is None}
     others = len(rows) - 1 - len(set(keys) - missing)
     points, damaged = list(zip(labels, entries, strict=True)), rows.damaged if missing else 0
-    return StoredSweep(header, points, len(rows.failed & missing), damaged, others)
+    return StoredSweep(kept.row, points, len(rows.failed & missing), damaged, others)

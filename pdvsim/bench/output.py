@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import hashlib
 import io
 import json
 import math
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from datetime import datetime
+from functools import partial
 from itertools import takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
@@ -32,7 +32,6 @@ if TYPE_CHECKING:
     import pandas as pd
     from matplotlib.figure import Figure
 
-SCHEMA = 1  # of a run's document
 DETAILS = ("requests", "launches", "deliveries")
 OLD_S = 3600.0  # of a temporary file that no process can still be writing
 WORDS = {"lane": LANES, "kind": KINDS, "role": ROLES}
@@ -109,40 +108,25 @@ def parquet(frame: pd.DataFrame) -> bytes:
     return buffer.getvalue()
 
 
-def records(result: Result, digests: dict[str, str]) -> dict[str, Callable[[BinaryIO], None]]:
-    """Writers of each table of a run as parquet, a part at a time; each puts its file's digest in `digests`."""
+def record_files(stem: Path | str, names: Sequence[str] = DETAILS) -> dict[str, Path]:
+    """The files of the records of a run: its requests, launches and deliveries."""
+    return {name: Path(f"{stem}.{name}.parquet") for name in names}
+
+
+def write_records(files: Mapping[str, Path], result: Result, replace: bool = False) -> dict[str, str | None]:
+    """Write tables of a run as parquet, a part at a time; returns their digests by name."""
     if result.streamed is not None:
         raise ValueError("the records of this run were not kept (--no-detailed)")
-
-    def writes(name: str) -> Callable[[BinaryIO], None]:
-        def write(file: BinaryIO) -> None:
-            digests[name] = _write_table(getattr(result, name), file)
-
-        return write
-
-    return {name: writes(name) for name in DETAILS}
+    write_all({path: partial(_write_table, getattr(result, name)) for name, path in files.items()}, replace)
+    return {name: digest(path) for name, path in files.items()}
 
 
-def records_file(folder: Path, index: int, name: str) -> Path:
-    """File of a point's requests, launches or deliveries."""
-    return folder / f"{index:05}.{name}.parquet"
+def damaged_records(stem: Path | str, digests: Mapping[str, Any]) -> list[str]:
+    """The names of a run's records that are missing or changed."""
+    return [path.name for name, path in record_files(stem).items() if digest(path) != digests.get(name)]
 
 
-def write_records(folder: Path, index: int, result: Result) -> dict[str, str]:
-    """Write a point's records to a folder; returns their digests by table."""
-    digests: dict[str, str] = {}
-    write_all({records_file(folder, index, name): w for name, w in records(result, digests).items()}, replace=True)
-    return digests
-
-
-def damaged_records(folder: Path, index: int, digests: Mapping[str, Any]) -> list[str]:
-    """The names of a point's records that are missing or changed."""
-    files = {records_file(folder, index, name): name for name in DETAILS}
-    return [path.name for path, name in files.items() if digest(path) != digests.get(name)]
-
-
-def _write_table(table: Table, file: BinaryIO) -> str:
-    """Write a table as parquet; returns its digest."""
+def _write_table(table: Table, file: BinaryIO) -> None:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -151,28 +135,13 @@ def _write_table(table: Table, file: BinaryIO) -> str:
             return pa.array(values)
         return pa.DictionaryArray.from_arrays(values.astype(np.int8), list(WORDS[name]))
 
-    hashed, writer = _Hashed(file), None
+    writer = None
     for part in parts(table):
         rows = pa.table({name: column(name, values) for name, values in part.items()})
-        writer = writer or pq.ParquetWriter(hashed, rows.schema)
+        writer = writer or pq.ParquetWriter(file, rows.schema)
         writer.write_table(rows)
     if writer is not None:  # there is always one part
         writer.close()
-    return hashed.sha256.hexdigest()
-
-
-class _Hashed(io.RawIOBase):
-    """A file whose content is hashed as it is written."""
-
-    def __init__(self, file: BinaryIO) -> None:
-        self._file, self.sha256 = file, hashlib.sha256()
-
-    def writable(self) -> bool:
-        return True
-
-    def write(self, data: Any) -> int:
-        self.sha256.update(data)
-        return self._file.write(data)
 
 
 def tidy(frame: pd.DataFrame) -> pd.DataFrame:

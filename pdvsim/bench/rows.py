@@ -70,10 +70,8 @@ class Rows:
         if key not in self._read and key in self._lines:
             entry, (text, _, seal) = None, self._lines[key].rpartition(SEAL)
             if sha256(text + b"}").encode() + b'"}' == seal:
-                with contextlib.suppress(ValueError, RecursionError):
-                    document = json.loads(self._lines[key])
-                    parts = [document.get(name) for name in KeptRun._fields]
-                    entry = KeptRun(*parts) if all(isinstance(part, dict) for part in parts) else None
+                document = json.loads(self._lines[key])
+                entry = KeptRun(document["row"], document["details"])
             self.damaged += entry is None
             self._read[key] = entry
         return self._read.get(key)

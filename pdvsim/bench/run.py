@@ -10,7 +10,7 @@ from typing import Any
 
 from pdvsim.bench.band import ends, spanned
 from pdvsim.bench.length import long_enough
-from pdvsim.bench.output import damaged_records, write_records
+from pdvsim.bench.output import damaged_records, record_files, write_records
 from pdvsim.bench.pool import HERE, Backend, Outcome, Row, finished
 from pdvsim.bench.rows import Rows
 from pdvsim.bench.sweep import Point, flatten
@@ -84,7 +84,7 @@ def finished_points(
     done, missing = dict[int, Row](), dict[str, list[int]]()
     for index, (point, key) in enumerate(zip(points, keys_of(points, rows, records), strict=True)):
         entry = rows.get(key)
-        if entry is None or (records is not None and damaged_records(records, index, entry.details)):
+        if entry is None or (records is not None and damaged_records(records / f"{index:05}", entry.details)):
             missing.setdefault(key, []).append(index)
         else:
             done[index] = labelled(index, point, entry.row)
@@ -111,8 +111,9 @@ def simulated(records: Path | None, index: int, point: Point) -> Row:
     result = simulate(experiment)
     details: dict[str, Any] = {}
     if records is not None:
+        files = record_files(records / f"{index:05}")
         facts = {"bandwidths_bytes_per_s": result.meta["bandwidths_bytes_per_s"]}
-        details = {**write_records(records, index, result), "facts": facts}
+        details = {**write_records(files, result, replace=True), "facts": facts}
     return {"row": row_of(experiment, result), "details": details}
 
 

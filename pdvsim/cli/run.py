@@ -97,15 +97,15 @@ class RunCommand(Command):
 
     def files(self, *further_records: str) -> RunFiles:
         """The files that are asked for; a ValueError or OSError if one cannot be written."""
-        from pdvsim.bench.output import DETAILS, check_folder, now
+        from pdvsim.bench.output import DETAILS, check_folder, now, record_files
         from pdvsim.cli.runfiles import RunFiles, result_name
 
         date = now()
         results = [Path(self.output)] if self.output else []
         if self.save_result or (self.save_detailed and not results):
             results.append(check_folder(Path(self.result_dir)) / result_name(self.experiment, self.label, date))
-        records = (*DETAILS, *further_records) if self.save_detailed else ()
-        tables = {name: results[0].with_name(f"{results[0].stem}.{name}.parquet") for name in records}
+        names = (*DETAILS, *further_records)
+        tables = record_files(results[0].with_suffix(""), names) if self.save_detailed else {}
         traces, pages = ((Path(name),) if name else () for name in (self.trace_out, self.html))
         files = RunFiles(self.label, date, tuple(results), tables, traces, pages)
         files.check(self.experiment.files, self.overwrite)

@@ -6,10 +6,18 @@ import os
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO
 
-from pdvsim.bench.output import check_file, check_overwrite, dumps, parquet, plain, records, run_document
-from pdvsim.common.files import Content, sealed, sha256, whole, write_all, write_whole
+from pdvsim.bench.output import (
+    DETAILS,
+    check_file,
+    check_overwrite,
+    dumps,
+    parquet,
+    plain,
+    run_document,
+    write_records,
+)
+from pdvsim.common.files import Content, sealed, sha256, write_all, write_whole
 from pdvsim.sim.config import Experiment
 from pdvsim.sim.metrics.timeline import trace
 from pdvsim.view.run import Run
@@ -42,29 +50,20 @@ class RunFiles:
         return (*self.results, *self.details.values(), *self.traces, *self.pages)
 
     def write(self, run: Run) -> str:
-        """Write everything, the result and its records together; returns the result as a JSON document."""
-        document = plain(run_document(run.result, run.metrics, self.date, self.label))
-        digests: dict[str, str] = {}
-        writers: dict[str, Content] = {**records(run.result, digests)} if self.details else {}
+        """Write everything, the result after its records, whose digests it has; returns it as a JSON document."""
+        tables = {name: path for name, path in self.details.items() if name in DETAILS}
+        digests = write_records(tables, run.result) if tables else {}
         if "telemetry" in self.details:
-            writers["telemetry"] = data = parquet(run.telemetry)
+            data = parquet(run.telemetry)
+            write_whole(self.details["telemetry"], data)
             digests["telemetry"] = sha256(data)
-
-        def text() -> str:
-            named = {path.name: digests[name] for name, path in self.details.items()}
-            return dumps(sealed({**document, "records_sha256": named}))
-
-        def write(file: BinaryIO) -> None:  # after the records, whose digests it has
-            file.write((text() + "\n").encode())
-
-        content = {path: writers[name] for name, path in self.details.items()}
-        write_all({**content, **dict.fromkeys(self.results, write)})
-        for path in self.traces:
-            with whole(path) as file:
-                file.writelines(trace(run.result))
-        for path in self.pages:
-            write_whole(path, run.page().encode())
-        return text()
+        document = plain(run_document(run.result, run.metrics, self.date, self.label))
+        document["records_sha256"] = {path.name: digests[name] for name, path in self.details.items()}
+        text = dumps(sealed(document))
+        content: dict[Path, Content] = dict.fromkeys(self.results, (text + "\n").encode())
+        content |= dict.fromkeys(self.traces, lambda file: file.writelines(trace(run.result)))
+        write_all(content | {path: run.page().encode() for path in self.pages})
+        return text
 
 
 def result_name(experiment: Experiment, label: str, date: str) -> str:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -17,7 +15,6 @@ from pdvsim.bench.rows import ROWS, Rows
 from pdvsim.cli import main
 from pdvsim.cli.report import ReportCommand
 from pdvsim.common.commandline import parse
-from pdvsim.common.files import sealed
 from pdvsim.sim.metrics.summary import latencies_s
 from pdvsim.sim.run import simulate
 
@@ -80,40 +77,6 @@ def test_missing_records_are_named(detailed: Path, tmp_path: Path, capsys: pytes
     shutil.copytree(detailed / "sweep", tmp_path / "sweep", ignore=shutil.ignore_patterns("details"))
     assert main(["report", str(tmp_path / "sweep"), "-o", str(tmp_path / "report.html")]) == 0
     assert "sweep: no histograms of 1 of 1 points" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize(("place", "value"), [
-    (("config", "acceptance"), []),
-    (("config", "acceptance", "acceptance_rate"), [0.7]),
-    (("config", "acceptance", "synthetic_acceptance_rates"), [[0.7]]),
-    (("config", "server", "num_speculative_tokens"), {"a": 1}),
-    (("config", "traffic", "random_range_ratio"), "x"),
-    (("config", "hardware", "gpu"), 3),
-    (("config", "scoring", "warmup_requests"), None),
-    (("config",), 7),
-    (("arch",), ["pdv"]),
-    (("clock",), ["x"]),
-    (("seed",), "x"),
-    (("records_sha256",), ["x"]),
-    (("request_rate",), "fast"),
-    (("schema_version",), 7),
-    (("p99_itl_ms",), "fast"),
-    (("spec_decode_per_position_acceptance_rates",), ["x", 0.3]),
-])  # fmt: skip
-def test_a_run_with_a_field_of_another_type_is_refused_by_file_and_field(
-    place: tuple[str, ...], value: object, detailed: Path, tmp_path: Path, refused: Callable[..., str]
-) -> None:
-    """Sealed again, so that its digest does not give it away."""
-    document = json.loads((detailed / "run.json").read_text())
-    holder = document
-    for key in place[:-1]:
-        holder = holder[key]
-    holder[place[-1]] = value
-    path = tmp_path / "run.json"
-    path.write_text(json.dumps(sealed(document)))
-    line = refused(["report", str(path), "-o", str(tmp_path / "report.html")])
-    assert str(path) in line
-    assert place[-1] in line
 
 
 def test_runs_of_one_workload_are_one_table_and_others_are_kept_apart(tmp_path: Path) -> None:

@@ -141,7 +141,6 @@ def test_a_folder_is_continued_with_other_flags(
 @pytest.mark.parametrize(("change", "says"), [
     ({}, ["8 of 8 points", "--resume"]),
     ({"schema_version": 1}, ["schema_version is 1", ROWS]),
-    ({"points": [7]}, ["no sweep of this version", ROWS]),
 ])  # fmt: skip
 def test_a_sweep_in_the_folder_is_left_alone(
     change: dict[str, Any], says: list[str], refused: Callable[..., str], uninterrupted: Path, tmp_path: Path
