@@ -19,7 +19,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pdvsim.bench.output import dumps, parquet, remove_temporary, setting, settings
+from pdvsim.bench.output import dumps, parquet, plain, remove_temporary, settings
 from pdvsim.bench.pool import Outcome, Row
 from pdvsim.bench.rows import KEY_LENGTH, ROWS, KeptRun, Rows, locked
 from pdvsim.bench.run import finished_points, keys_of
@@ -55,7 +55,7 @@ class SweepDir:
         """The sweep as it is run: defaults filled in, loads named, and a digest of every file it reads."""
         points = self.sweep.points()
         loads = dict.fromkeys((p.load_kind, p.load) for p in points)
-        resolved = settings(self.sweep) | {"loads": [{"kind": k, "load": setting(v)} for k, v in loads]}
+        resolved = settings(self.sweep) | {"loads": [{"kind": k, "load": plain(v, "inf")} for k, v in loads]}
         files = sorted({path for point in points for path in point.experiment.files})
         return {
             "schema_version": SCHEMA,

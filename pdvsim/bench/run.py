@@ -12,7 +12,7 @@ from pdvsim.bench.band import ends, spanned
 from pdvsim.bench.length import long_enough
 from pdvsim.bench.output import damaged_records, record_files, write_records
 from pdvsim.bench.pool import HERE, Backend, Outcome, Row, finished
-from pdvsim.bench.rows import Rows
+from pdvsim.bench.rows import KEY_LENGTH, Rows
 from pdvsim.bench.sweep import Point, flatten
 from pdvsim.common.files import sha256
 from pdvsim.sim.config import Experiment
@@ -94,9 +94,9 @@ def finished_points(
 def keys_of(points: Sequence[Point], rows: Rows, records: Path | None = None) -> list[str]:
     """The key of each point; one with records has a key of its own, as its records are files of its number."""
     keys = [rows.key(point.experiment) for point in points]
-    return (
-        keys if records is None else [sha256(f"{index} {key}".encode())[: len(key)] for index, key in enumerate(keys)]
-    )
+    if records is None:
+        return keys
+    return [sha256(f"{index} {key}".encode())[:KEY_LENGTH] for index, key in enumerate(keys)]
 
 
 def labelled(index: int, point: Point, row: Row) -> Row:

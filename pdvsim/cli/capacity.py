@@ -61,4 +61,4 @@ class CapacityCommand(AnswerCommand, DecisionOptions):
         return capacities
 
     def files(self, plan: Plan, date: str) -> list[Path]:
-        return output.answer_files("capacity", self.output, plan, date)
+        return output.answer_files("capacity", self.output, date)

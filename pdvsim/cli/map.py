@@ -122,4 +122,4 @@ class MapCommand(AnswerCommand, DecisionOptions):
         return winners
 
     def files(self, grid: Grid, date: str) -> list[Path]:
-        return output.answer_files("map", self.output, grid, date)
+        return output.answer_files("map", self.output, date)

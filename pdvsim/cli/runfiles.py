@@ -7,17 +7,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from pdvsim.bench.output import (
-    DETAILS,
-    check_file,
-    check_overwrite,
-    dumps,
-    parquet,
-    plain,
-    run_document,
-    write_records,
-)
-from pdvsim.common.files import Content, sealed, sha256, write_all, write_whole
+from pdvsim.bench.output import check_file, dumps, parquet, plain, run_document, write_records
+from pdvsim.common.files import Content, sealed, write_all
 from pdvsim.sim.config import Experiment
 from pdvsim.sim.metrics.timeline import trace
 from pdvsim.view.run import Run
@@ -38,12 +29,11 @@ class RunFiles:
         """A ValueError or OSError if a file cannot be written."""
         taken = {os.path.realpath(path): "the run reads it as input" for path in inputs}
         for path in self.paths:
-            check_file(path)
             place = os.path.realpath(path)
             if place in taken:
                 raise ValueError(f"{path} cannot be written: {taken[place]}")
             taken[place] = "two options name it"
-            check_overwrite(path, overwrite)
+            check_file(path, overwrite)
 
     @property
     def paths(self) -> tuple[Path, ...]:
@@ -51,12 +41,8 @@ class RunFiles:
 
     def write(self, run: Run) -> str:
         """Write everything, the result after its records, whose digests it has; returns it as a JSON document."""
-        tables = {name: path for name, path in self.details.items() if name in DETAILS}
-        digests = write_records(tables, run.result) if tables else {}
-        if "telemetry" in self.details:
-            data = parquet(run.telemetry)
-            write_whole(self.details["telemetry"], data)
-            digests["telemetry"] = sha256(data)
+        telemetry = parquet(run.telemetry) if "telemetry" in self.details else b""
+        digests = write_records(self.details, run.result, telemetry=telemetry)
         document = plain(run_document(run.result, run.metrics, self.date, self.label))
         document["records_sha256"] = {path.name: digests[name] for name, path in self.details.items()}
         text = dumps(sealed(document))

@@ -163,18 +163,13 @@ def sha256(data: bytes) -> str:
     return hashlib.sha256(data).hexdigest()
 
 
-def fingerprint(document: Mapping[str, Any], without: Collection[str] = (SEAL, "date")) -> str:
-    """The SHA-256 of a JSON document's content, independent of its layout, and the same on another day."""
+def sealed(document: Mapping[str, Any], without: Collection[str] = (SEAL, "date")) -> dict[str, Any]:
+    """The JSON document with the digest of its content, which is the same on another day, as the last key."""
     content = {key: value for key, value in document.items() if key not in without}
     text = json.dumps(content, sort_keys=True, separators=(",", ":"))
-    return sha256(text.encode())
-
-
-def sealed(document: Mapping[str, Any]) -> dict[str, Any]:
-    """The document with its digest as the last key."""
-    return {**document, SEAL: fingerprint(document)}
+    return {**document, SEAL: sha256(text.encode())}
 
 
 def unbroken(document: Any) -> bool:
     """Whether a document matches its seal, also one of earlier versions, whose seal is also of the date."""
-    return isinstance(document, dict) and document.get(SEAL) in (fingerprint(document), fingerprint(document, (SEAL,)))
+    return isinstance(document, dict) and document in (sealed(document), sealed(document, (SEAL,)))

@@ -163,8 +163,9 @@ def writes(path: Path) -> list[str]:
         opens = name == "open" and any(set(mode) & set("wax+") and len(mode) < 4 for mode in modes)
         if opens or name in ("write_text", "write_bytes", "to_json", "dump", "replace_file", "touch"):
             calls.append(f"{path.name}:{node.lineno} {name}")
+        content = name in ("to_csv", "to_parquet") and not node.args  # which is returned
         if name in ("savefig", "to_csv", "to_parquet", "write_table", "savez_compressed") and not (
-            node.args and isinstance(node.args[-1 if name == "write_table" else 0], ast.Name)
+            content or (node.args and isinstance(node.args[-1 if name == "write_table" else 0], ast.Name))
         ):
             calls.append(f"{path.name}:{node.lineno} {name}")
     return calls
