@@ -212,8 +212,12 @@ def optional_file(name: str | None, overwrite: bool = True) -> Path | None:
 
 
 def check_folder(path: Path) -> Path:
-    """`path` if it is or can become a writable folder; an OSError otherwise, a ValueError if it is named as a file."""
-    check_folder_name(path)
+    """`path` if it is or can become a writable folder; an OSError otherwise.
+
+    A ValueError if it is named as one of the files that a folder gets.
+    """
+    if path.suffix in (".csv", ".html", ".json", ".parquet", ".png") and not (path.is_dir() or path.parent.is_file()):
+        raise ValueError(f"{path} would be a folder with several files: leave out {path.suffix}")
     if path.exists() and not path.is_dir():
         raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(path))
     check_file(path / ".pdvsim")
@@ -226,10 +230,3 @@ def remove_temporary(folder: Path, age_s: float = 0.0) -> None:
         with contextlib.suppress(OSError):
             if time.time() - path.lstat().st_mtime >= age_s:
                 path.unlink()
-
-
-def check_folder_name(path: Path) -> Path:
-    """`path`, unless it is named as one of the files that a folder gets: a ValueError then."""
-    if path.suffix in (".csv", ".html", ".json", ".parquet", ".png") and not (path.is_dir() or path.parent.is_file()):
-        raise ValueError(f"{path} would be a folder with several files: leave out {path.suffix}")
-    return path

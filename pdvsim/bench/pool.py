@@ -159,18 +159,16 @@ def _results(calls: Iterable[Call], jobs: int, return_as: str, **settings: Any) 
 
     warnings.filterwarnings("ignore", module=r"joblib\.parallel")  # it warns about cancelled points
     prepared = {"initializer": _prepare, "initargs": (os.getcwd(), os.getpid())}
-    if hasattr(signal, "pthread_sigmask"):  # both trackers unblock Ctrl-C after their start
-        loky_tracker.ensure_running()
-        resource_tracker.ensure_running()
-    mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT}) if hasattr(signal, "pthread_sigmask") else None
+    loky_tracker.ensure_running()  # both trackers unblock Ctrl-C after their start
+    resource_tracker.ensure_running()
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         with parallel_config("loky", **prepared, **settings):
             pool = Parallel(jobs, return_as=return_as, batch_size=1)
             results: Generator[Any, None, None] = pool(delayed(function)(*given) for function, given in calls)
             return results
     finally:
-        if mask is not None:  # Windows has no signal masks
-            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
 
 
 def check_reachable(backend: Backend) -> None:

@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from pdvsim.bench.folder import REPAIR, stored_sweep
 from pdvsim.bench.output import WORDS, damaged_records, record_files
 from pdvsim.bench.pool import Row
 from pdvsim.bench.rows import ROWS
+from pdvsim.bench.run import REPAIR, stored_sweep
 from pdvsim.bench.stats import headline
 from pdvsim.bench.sweep import flatten
 from pdvsim.common.commandline import stored_value

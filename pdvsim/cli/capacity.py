@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import ClassVar
 
 from pdvsim.bench import output
-from pdvsim.bench.estimate import forewarn
+from pdvsim.bench.inputs import forewarn
 from pdvsim.cli.page import AnswerCommand
 from pdvsim.decide.capacity import Capacities, Plan
 from pdvsim.decide.capacity_search import find_capacities

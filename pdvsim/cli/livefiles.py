@@ -10,7 +10,7 @@ from pathlib import Path
 from pdvsim.bench import output
 from pdvsim.bench.pool import parallel_map
 from pdvsim.bench.results import load
-from pdvsim.cli.runfiles import RunFiles
+from pdvsim.cli.run import RunFiles
 from pdvsim.common.commandline import command_line, flags_of
 from pdvsim.common.files import write_whole
 from pdvsim.live.knobs import Action, Knobs, Setup

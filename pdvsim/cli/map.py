@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Annotated
 
 from pdvsim.bench import output
-from pdvsim.bench.estimate import forewarn
+from pdvsim.bench.inputs import forewarn
 from pdvsim.cli.page import AnswerCommand
 from pdvsim.decide.figures import map_pictures
 from pdvsim.decide.fleet import ARCHS as FLEET_ARCHS

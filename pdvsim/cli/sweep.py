@@ -8,8 +8,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-from pdvsim.bench.estimate import cost, forewarn
-from pdvsim.bench.inputs import check_points
+from pdvsim.bench.inputs import check_points, cost, forewarn
 from pdvsim.bench.pool import Backend, check_reachable, cores
 from pdvsim.bench.stats import over_replications, paired_differences, varied
 from pdvsim.bench.sweep import DEFAULT_RATES, Sweep, frame_of
@@ -28,7 +27,7 @@ from pdvsim.view.setting import acceptance_notes, points_line
 if TYPE_CHECKING:
     import pandas as pd
 
-    from pdvsim.bench.folder import SweepDir
+    from pdvsim.bench.run import SweepDir
     from pdvsim.view.points import SweepPoints
 
 VARIES_ACCEPTANCE = {"pair", "drafter", *(field.name for field in fields(Acceptance))}
@@ -107,14 +106,13 @@ class SweepCommand(Command, ExperimentOptions):
     def execute(self) -> int:
         """Run the missing points; returns the exit code: 1 if some points failed."""
         from pdvsim.bench import output
-        from pdvsim.bench.folder import SweepDir
-        from pdvsim.bench.run import SweepInterrupted, run
+        from pdvsim.bench.run import SweepDir, SweepInterrupted, run
 
         if self.check:
             return self._check()
         date, csv = output.now(), output.optional_file(self.csv)
         sweep, where = self.sweep, self.backend
-        path = output.check_folder_name(Path(self.output or f"results/sweep-{date}"))
+        path = output.check_folder(Path(self.output or f"results/sweep-{date}"))
         folder = SweepDir(path, sweep, self.save_detailed)
         points = sweep.points()
         check_points(points, servable=not self.continue_on_error)  # before anything is written

@@ -14,6 +14,7 @@ import os
 import secrets
 import stat
 import sys
+import tempfile
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -44,7 +45,7 @@ def whole(path: Path, replace: bool = False) -> Iterator[BinaryIO]:
             target.parent.mkdir(parents=True, exist_ok=True)
         temporary = target.with_name(f".pdvsim-{secrets.token_hex(8)}.tmp")
         try:
-            with _created(temporary) as file:
+            with temporary.open("xb") as file:  # the name must be new, also as a link
                 yield file
                 file.flush()
                 os.fsync(file.fileno())
@@ -116,11 +117,7 @@ def check_writable(path: Path) -> None:
             raise OSError(errno.EACCES, os.strerror(errno.EACCES))
         if in_place(path):
             return
-        temporary = Path(os.path.realpath(path)).with_name(f".pdvsim-{secrets.token_hex(8)}.tmp")
-        try:
-            _created(temporary).close()
-        finally:  # also after Ctrl-C
-            temporary.unlink(missing_ok=True)
+        tempfile.TemporaryFile(dir=os.path.dirname(os.path.realpath(path))).close()
     except OSError as error:
         raise OSError(error.errno, error.strerror, str(path)) from None
 
@@ -141,12 +138,6 @@ def _own_output(path: Path) -> int | None:
             if os.path.samestat(os.stat(path), os.fstat(number)):
                 return number
     return None
-
-
-def _created(path: Path) -> BinaryIO:
-    """A new file; an OSError if the name exists, also as a link."""
-    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0)
-    return os.fdopen(os.open(path, flags, 0o666), "wb")
 
 
 def digest(path: Path | str) -> str | None:

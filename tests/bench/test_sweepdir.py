@@ -23,9 +23,9 @@ from resultdirs import content, edited_sweep
 import pdvsim
 from pdvsim.bench import rows as rows_module
 from pdvsim.bench import run as run_module
-from pdvsim.bench.folder import SweepDir
 from pdvsim.bench.pool import Outcome
 from pdvsim.bench.rows import ROWS, Rows, cache_rows, locked
+from pdvsim.bench.run import SweepDir
 from pdvsim.bench.sweep import Sweep
 from pdvsim.cli import main
 from pdvsim.common.files import TEMPORARY
@@ -97,7 +97,7 @@ def test_killed_at_random_moments_and_resumed(tmp_path: Path, uninterrupted: Pat
     chance = random.Random(int(os.environ.get("PDVSIM_SOAK", 0)))
     folder = tmp_path / "killed"
     forks = multiprocessing.get_context("forkserver")  # a fresh process each time, without a fresh import
-    used = ["pdvsim.cli.sweep", "pdvsim.bench.run", "pdvsim.bench.folder", "pyarrow.parquet", "pdvsim.view.plots"]
+    used = ["pdvsim.cli.sweep", "pdvsim.bench.run", "pyarrow.parquet", "pdvsim.view.plots"]
     forks.set_forkserver_preload([*used, "matplotlib.backends.backend_agg"])
     argv = ["sweep", *SMALL, *LOADS, "-o", str(folder), "--resume"]
     seen = []

@@ -18,7 +18,7 @@ import fuzzcases
 import pytest
 
 from pdvsim import cli
-from pdvsim.bench.estimate import cost, forewarning
+from pdvsim.bench.inputs import cost, forewarning
 from pdvsim.bench.sweep import Sweep
 from pdvsim.common import console
 from pdvsim.sim.config import Experiment, Traffic
@@ -204,7 +204,7 @@ def test_long_and_large_runs_say_so_beforehand(monkeypatch: pytest.MonkeyPatch) 
     short, longer = (cost(one_run(num_prompts=50, dataset_name="random", output_len=n)) for n in (900, 9000))
     assert longer.core_s > 3 * short.core_s
     assert longer.run_bytes == short.run_bytes
-    monkeypatch.setattr("pdvsim.bench.estimate.memory_bytes", lambda: 10**6)
+    monkeypatch.setattr("pdvsim.bench.inputs.memory_bytes", lambda: 10**6)
     assert "GB" in forewarning(one_run(num_prompts=50_000), 1)
 
 

@@ -43,19 +43,6 @@ def test_what_fails_leaves_what_was_there(tmp_path: Path) -> None:
     assert not list(tmp_path.glob(TEMPORARY))
 
 
-def test_ctrl_c_while_a_place_is_tried_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """At the worst moment: the file exists, and is not open yet."""
-
-    def interrupted(*arguments: object) -> None:
-        assert list(tmp_path.glob(TEMPORARY))
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(os, "fdopen", interrupted)
-    with pytest.raises(KeyboardInterrupt):
-        check_writable(tmp_path / "new")
-    assert not list(tmp_path.iterdir())
-
-
 def test_what_a_killed_process_left_goes_at_the_next_start(tmp_path: Path) -> None:
     for name, age_s in (("old", 2 * OLD_S), ("young", 0.0)):
         path = tmp_path / TEMPORARY.replace("*", name)
