@@ -7,13 +7,17 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Any, NamedTuple, TypeGuard
 
+from pdvsim.bench.output import dumps, optional_file
 from pdvsim.cli.command import Command
 from pdvsim.common.files import write_whole
 from pdvsim.common.progress import Progress
+from pdvsim.realrun.ngram import History
 from pdvsim.sim.core import DrafterKind
 from pdvsim.sim.limits import of
+from pdvsim.sim.workload.acceptance import LONGEST
 from pdvsim.sim.workload.datasets import bad, json_lines, tokenized_by
 from pdvsim.sim.workload.suffix import SuffixCache, SuffixOptions
+from pdvsim.view.acceptance import known, row_of
 from pdvsim.view.table import TextTable
 
 LENGTHS = (1, 2, 3, 4, 5, 7)
@@ -45,9 +49,6 @@ class AcceptanceCommand(Command):
     """Replace that file if it exists already."""
 
     def execute(self) -> int:
-        from pdvsim.bench.output import dumps
-        from pdvsim.view.acceptance import known
-
         rows = [row for row in known(LENGTHS) if self.drafter in (None, row["drafter"])]
         if not rows:
             raise ValueError(f"--drafter {self.drafter}: no acceptance is known; give yours with --acceptance-from")
@@ -62,10 +63,6 @@ class AcceptanceCommand(Command):
 
 def _measured(args: AcceptanceCommand, path: str) -> dict[str, Any]:
     """Look drafts up in the texts, write the rounds where asked, and return the row of the table."""
-    from pdvsim.bench.output import optional_file
-    from pdvsim.sim.workload.acceptance import LONGEST
-    from pdvsim.view.acceptance import row_of
-
     texts = read_texts(path, args.tokenizer)
     cached = args.suffix.suffix_decoding_max_cached_requests
     if 0 < cached < len(texts):
@@ -144,8 +141,6 @@ def looked_up(
     Requests are gone through one after the other, so that a cache has all earlier answers. Not modelled: answers that
     are still being written when another request looks for them.
     """
-    from pdvsim.realrun.ngram import History
-
     cache = SuffixCache(options)
     for number, (prompt, answer) in enumerate(texts):
         history, drafted = History(prompt), Drafted([], [])

@@ -119,7 +119,8 @@ class SweepCommand(Command, ExperimentOptions):
         if self.dry_run:
             return self._dry_run(folder)
 
-        check_reachable(where)
+        if where.scheduler is not None:
+            check_reachable(where.scheduler)
 
         def stopped(what: str) -> None:
             done = f"{len(folder.done())} of {len(points)} points"

@@ -33,7 +33,7 @@ from pdvsim.sim.prices.reach import Reach
 ROOT = Path(cli.__file__).parents[2]
 CONFIGS = ("pdvsim.cli.run", "pdvsim.sim.config", "pdvsim.sim.workload.options", "pdvsim.sim.policies.options",
            "pdvsim.sim.prices.options", "pdvsim.realrun.machine", "pdvsim.cli.realrun",
-           "pdvsim.decide.options", *map(cli.module_of, cli.COMMANDS),
+           "pdvsim.decide.options", *(cli.command_class(name).__module__ for name in cli.COMMANDS),
            *(f"pdvsim.cli.validate.{name}" for name in ("base", "bench", "launches", "runs", "serve", "silicon")),
            *(f"pdvsim.decide.{name}" for name in ("capacity", "question", "draft_table", "winners", "goal",
                                                   "space")))  # fmt: skip
@@ -155,7 +155,7 @@ def test_no_memory_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
 
 def shell(command: str, **env: str) -> subprocess.CompletedProcess[str]:
     whole = os.environ | {"PYTHONPATH": str(ROOT)} | env
-    line = command.replace("pdvsim", f"{sys.executable} -m pdvsim.cli")
+    line = command.replace("pdvsim", f"{sys.executable} -m pdvsim")
     return subprocess.run(["bash", "-c", line], env=whole, capture_output=True, text=True, check=False)
 
 

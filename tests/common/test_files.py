@@ -85,7 +85,7 @@ def test_a_pipe_is_written_to_and_stays(tmp_path: Path) -> None:
 @pytest.mark.skipif(not Path("/dev/stdout").exists(), reason="needs /dev/stdout")
 def test_standard_output_is_written_to(tmp_path: Path) -> None:
     """A file that the table goes to as well holds both."""
-    command = [sys.executable, "-m", "pdvsim.cli", *RUN, "-o", "/dev/stdout"]
+    command = [sys.executable, "-m", "pdvsim", *RUN, "-o", "/dev/stdout"]
     with open(tmp_path / "out", "wb") as file:
         subprocess.run(command, check=True, stdout=file, stderr=subprocess.DEVNULL)
     text = (tmp_path / "out").read_text()
