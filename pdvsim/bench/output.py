@@ -180,12 +180,6 @@ def save(files: Mapping[Path, bytes | None], stopped: str = "") -> int:
     return 130 if stopped else 0
 
 
-def answer_files(name: str, folder: str | None, date: str) -> list[Path]:
-    """Paths of the table, document and plot of any answer; an OSError if they cannot be written."""
-    place = check_folder(Path(folder or f"results/{name}-{date}"))
-    return [check_file(place / f"{name}.{kind}") for kind in ("parquet", "json", "png")]
-
-
 def check_file(path: Path, overwrite: bool = True) -> Path:
     """`path` if it can be written; an OSError otherwise, a ValueError if it exists and must not be replaced.
 
