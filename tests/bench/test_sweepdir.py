@@ -76,19 +76,6 @@ def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.fixture
-def ran(monkeypatch: pytest.MonkeyPatch) -> list[int | None]:
-    """The concurrency of every run that is simulated."""
-    loads: list[int | None] = []
-
-    def counted(experiment: Experiment) -> Result:
-        loads.append(experiment.traffic.max_concurrency)
-        return simulate(experiment)
-
-    monkeypatch.setattr(run_module, "simulate", counted)
-    return loads
-
-
 def test_killed_at_random_moments_and_resumed(tmp_path: Path, uninterrupted: Path) -> None:
     """Killed eight times, before a file is on the disk or has its name, or at any moment; then one run to the end.
 
