@@ -125,7 +125,7 @@ def main() -> None:
             "--json",
             "--no-band",
         ]  # one simulation, not three
-        run = [sys.executable, "-m", "pdvsim.cli", "run"]
+        run = [sys.executable, "-m", "pdvsim", "run"]
         ours = [Contender(f"pdvsim, {arch}", [*run, "--arch", arch, *load], folder) for arch in ARCHS]
         for contender in (*theirs, *ours):
             print(shlex.join(contender.command))

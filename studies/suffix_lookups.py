@@ -14,7 +14,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from pdvsim.cli.lookups import Drafted, looked_up, read_texts, rounds_of
+from pdvsim.cli.acceptance import Drafted, looked_up, read_texts, rounds_of
 from pdvsim.common.files import write_whole
 from pdvsim.sim.workload.acceptance import LONGEST
 from pdvsim.sim.workload.suffix import SuffixOptions

@@ -75,6 +75,21 @@ def _draw_nothing(patch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
+def ran(monkeypatch: pytest.MonkeyPatch) -> list[int | None]:
+    """The concurrency of every run of a sweep or a decision."""
+    from pdvsim.bench import run
+
+    loads, usual = list[int | None](), run.simulate
+
+    def counted(experiment: Any) -> Any:
+        loads.append(experiment.traffic.max_concurrency)
+        return usual(experiment)
+
+    monkeypatch.setattr(run, "simulate", counted)
+    return loads
+
+
+@pytest.fixture
 def quick_plots(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every picture is tested elsewhere, and takes longer than the small runs of these tests: only its file is made."""
     _draw_nothing(monkeypatch)

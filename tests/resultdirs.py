@@ -7,10 +7,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from pdvsim.bench.folder import SWEEP, SweepDir
 from pdvsim.bench.pool import Backend, Outcome, Row
 from pdvsim.bench.rows import ROWS, Rows
-from pdvsim.bench.run import run
+from pdvsim.bench.run import SWEEP, SweepDir, run
 from pdvsim.bench.sweep import Sweep
 from pdvsim.sim.config import Arch, Experiment, Hardware, Scoring, Traffic
 

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import hashlib
 import io
 import json
 import math
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from datetime import datetime
+from functools import partial
 from itertools import takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
@@ -22,7 +21,7 @@ import numpy as np
 
 from pdvsim.bench.stats import Interval
 from pdvsim.common.console import say
-from pdvsim.common.files import TEMPORARY, check_writable, digest, in_place, write_all
+from pdvsim.common.files import TEMPORARY, Content, check_writable, digest, in_place, write_all
 from pdvsim.common.version import __version__
 from pdvsim.sim.config import Experiment
 from pdvsim.sim.core import KINDS
@@ -32,7 +31,6 @@ if TYPE_CHECKING:
     import pandas as pd
     from matplotlib.figure import Figure
 
-SCHEMA = 1  # of a run's document
 DETAILS = ("requests", "launches", "deliveries")
 OLD_S = 3600.0  # of a temporary file that no process can still be writing
 WORDS = {"lane": LANES, "kind": KINDS, "role": ROLES}
@@ -43,17 +41,17 @@ def now() -> str:
     return datetime.now().strftime("%Y%m%d-%H%M%S")
 
 
-def plain(value: Any) -> Any:
-    """`value` as JSON: nan and inf become null; intervals and tuples are expanded."""
+def plain(value: Any, infinite: str | None = None) -> Any:
+    """`value` as JSON: nan becomes null, and inf what stands for it; intervals and tuples are expanded."""
     if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if isinstance(value, dict):
-        return {str(key): plain(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [plain(item) for item in value]
+        return value if math.isfinite(value) else infinite if value == math.inf else None
     if isinstance(value, Interval):
-        return plain(asdict(value))
-    return plain(value.item()) if hasattr(value, "item") else value  # numpy's scalars
+        value = asdict(value)
+    if isinstance(value, dict):
+        return {str(key): plain(item, infinite) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(item, infinite) for item in value]
+    return plain(value.item(), infinite) if hasattr(value, "item") else value  # numpy's scalars
 
 
 def dumps(document: Any) -> str:
@@ -63,16 +61,7 @@ def dumps(document: Any) -> str:
 
 def settings(config: Any) -> dict[str, Any]:
     """A configuration as nested plain values; an infinite rate is "inf", as vLLM writes it."""
-    return {key: setting(value) for key, value in asdict(config).items()}
-
-
-def setting(value: Any) -> Any:
-    """`value` with infinite numbers as "inf"."""
-    if isinstance(value, dict):
-        return {key: setting(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [setting(item) for item in value]
-    return "inf" if value == math.inf else value
+    return {key: plain(value, "inf") for key, value in asdict(config).items()}
 
 
 def run_document(result: Result, metrics: dict[str, Any], date: str, label: str) -> dict[str, Any]:
@@ -87,7 +76,7 @@ def run_document(result: Result, metrics: dict[str, Any], date: str, label: str)
         "model_id": experiment.server.pair.partition(":")[2],
         "tokenizer_id": traffic.tokenizer,
         "num_prompts": len(result.requests["id"]) if result.streamed is None else traffic.num_prompts,
-        "request_rate": setting(traffic.request_rate),
+        "request_rate": plain(traffic.request_rate, "inf"),
         "burstiness": traffic.burstiness,
         "max_concurrency": traffic.max_concurrency,
         "arch": experiment.arch,
@@ -104,45 +93,32 @@ def run_document(result: Result, metrics: dict[str, Any], date: str, label: str)
 
 def parquet(frame: pd.DataFrame) -> bytes:
     """A table as a parquet file's content."""
-    buffer = io.BytesIO()
-    frame.to_parquet(buffer, index=False)
-    return buffer.getvalue()
+    return bytes(frame.to_parquet(index=False))
 
 
-def records(result: Result, digests: dict[str, str]) -> dict[str, Callable[[BinaryIO], None]]:
-    """Writers of each table of a run as parquet, a part at a time; each puts its file's digest in `digests`."""
-    if result.streamed is not None:
+def record_files(stem: Path | str, names: Sequence[str] = DETAILS) -> dict[str, Path]:
+    """The files of the records of a run: its requests, launches and deliveries."""
+    return {name: Path(f"{stem}.{name}.parquet") for name in names}
+
+
+def write_records(
+    files: Mapping[str, Path], result: Result, replace: bool = False, telemetry: bytes = b""
+) -> dict[str, str | None]:
+    """Write tables of a run as parquet, a part at a time, and what it has as content; returns the digests by name."""
+    if files and result.streamed is not None:
         raise ValueError("the records of this run were not kept (--no-detailed)")
-
-    def writes(name: str) -> Callable[[BinaryIO], None]:
-        def write(file: BinaryIO) -> None:
-            digests[name] = _write_table(getattr(result, name), file)
-
-        return write
-
-    return {name: writes(name) for name in DETAILS}
+    tables: dict[str, Content] = {name: partial(_write_table, getattr(result, name)) for name in DETAILS}
+    tables["telemetry"] = telemetry
+    write_all({path: tables[name] for name, path in files.items()}, replace)
+    return {name: digest(path) for name, path in files.items()}
 
 
-def records_file(folder: Path, index: int, name: str) -> Path:
-    """File of a point's requests, launches or deliveries."""
-    return folder / f"{index:05}.{name}.parquet"
+def damaged_records(stem: Path | str, digests: Mapping[str, Any]) -> list[str]:
+    """The names of a run's records that are missing or changed."""
+    return [path.name for name, path in record_files(stem).items() if digest(path) != digests.get(name)]
 
 
-def write_records(folder: Path, index: int, result: Result) -> dict[str, str]:
-    """Write a point's records to a folder; returns their digests by table."""
-    digests: dict[str, str] = {}
-    write_all({records_file(folder, index, name): w for name, w in records(result, digests).items()}, replace=True)
-    return digests
-
-
-def damaged_records(folder: Path, index: int, digests: Mapping[str, Any]) -> list[str]:
-    """The names of a point's records that are missing or changed."""
-    files = {records_file(folder, index, name): name for name in DETAILS}
-    return [path.name for path, name in files.items() if digest(path) != digests.get(name)]
-
-
-def _write_table(table: Table, file: BinaryIO) -> str:
-    """Write a table as parquet; returns its digest."""
+def _write_table(table: Table, file: BinaryIO) -> None:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -151,28 +127,13 @@ def _write_table(table: Table, file: BinaryIO) -> str:
             return pa.array(values)
         return pa.DictionaryArray.from_arrays(values.astype(np.int8), list(WORDS[name]))
 
-    hashed, writer = _Hashed(file), None
+    writer = None
     for part in parts(table):
         rows = pa.table({name: column(name, values) for name, values in part.items()})
-        writer = writer or pq.ParquetWriter(hashed, rows.schema)
+        writer = writer or pq.ParquetWriter(file, rows.schema)
         writer.write_table(rows)
     if writer is not None:  # there is always one part
         writer.close()
-    return hashed.sha256.hexdigest()
-
-
-class _Hashed(io.RawIOBase):
-    """A file whose content is hashed as it is written."""
-
-    def __init__(self, file: BinaryIO) -> None:
-        self._file, self.sha256 = file, hashlib.sha256()
-
-    def writable(self) -> bool:
-        return True
-
-    def write(self, data: Any) -> int:
-        self.sha256.update(data)
-        return self._file.write(data)
 
 
 def tidy(frame: pd.DataFrame) -> pd.DataFrame:
@@ -191,9 +152,7 @@ def tidy(frame: pd.DataFrame) -> pd.DataFrame:
 
 def csv(frame: pd.DataFrame) -> bytes:
     """A table as a CSV file's content."""
-    buffer = io.BytesIO()
-    tidy(frame).to_csv(buffer, index=False)
-    return buffer.getvalue()
+    return tidy(frame).to_csv(index=False).encode()
 
 
 def picture(figure: Figure, path: Path | str, dpi: int = 150) -> bytes:
@@ -221,34 +180,38 @@ def save(files: Mapping[Path, bytes | None], stopped: str = "") -> int:
     return 130 if stopped else 0
 
 
-def answer_files(name: str, folder: str | None, question: object, date: str) -> list[Path]:
-    """Paths of the table, document and plot of any answer; an OSError if they cannot be written."""
-    place = check_folder(Path(folder or f"results/{name}-{date}"))
-    return [check_file(place / f"{name}.{kind}") for kind in ("parquet", "json", "png")]
+def check_file(path: Path, overwrite: bool = True) -> Path:
+    """`path` if it can be written; an OSError otherwise, a ValueError if it exists and must not be replaced.
 
-
-def check_file(path: Path) -> Path:
-    """`path` if it can be written, in a new folder if needed; an OSError otherwise. Leaves no file and no folder."""
-    with _folder_for(path):
+    It may be in a new folder. Leaves no file and no folder, so that a command that fails leaves none.
+    """
+    missing = list(takewhile(lambda folder: not folder.exists(), path.parents))
+    try:
+        for folder in reversed(missing):
+            folder.mkdir(exist_ok=True)
         remove_temporary(Path(os.path.realpath(path)).parent, OLD_S)
         check_writable(path)
+    finally:
+        for folder in missing:
+            with contextlib.suppress(OSError):  # another process uses it
+                folder.rmdir()
+    if path.exists() and not overwrite and not in_place(path):
+        raise ValueError(f"{path} exists already; use --overwrite to replace it")
     return path
 
 
-def optional_file(name: str | None) -> Path | None:
+def optional_file(name: str | None, overwrite: bool = True) -> Path | None:
     """The file of an option, checked in the same way; None if it is not given."""
-    return check_file(Path(name)) if name else None
-
-
-def check_overwrite(path: Path, overwrite: bool) -> None:
-    """A ValueError if a regular file would be replaced that must not be."""
-    if path.exists() and not overwrite and not in_place(path):
-        raise ValueError(f"{path} exists already; use --overwrite to replace it")
+    return check_file(Path(name), overwrite) if name else None
 
 
 def check_folder(path: Path) -> Path:
-    """`path` if it is or can become a writable folder; an OSError otherwise, a ValueError if it is named as a file."""
-    check_folder_name(path)
+    """`path` if it is or can become a writable folder; an OSError otherwise.
+
+    A ValueError if it is named as one of the files that a folder gets.
+    """
+    if path.suffix in (".csv", ".html", ".json", ".parquet", ".png") and not (path.is_dir() or path.parent.is_file()):
+        raise ValueError(f"{path} would be a folder with several files: leave out {path.suffix}")
     if path.exists() and not path.is_dir():
         raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(path))
     check_file(path / ".pdvsim")
@@ -261,24 +224,3 @@ def remove_temporary(folder: Path, age_s: float = 0.0) -> None:
         with contextlib.suppress(OSError):
             if time.time() - path.lstat().st_mtime >= age_s:
                 path.unlink()
-
-
-@contextmanager
-def _folder_for(path: Path) -> Iterator[None]:
-    """The folder of a file, for the block only if it does not exist: a command that fails leaves no empty folder."""
-    missing = list(takewhile(lambda folder: not folder.exists(), path.parents))
-    try:
-        for folder in reversed(missing):
-            folder.mkdir(exist_ok=True)
-        yield
-    finally:
-        for folder in missing:
-            with contextlib.suppress(OSError):  # another process uses it
-                folder.rmdir()
-
-
-def check_folder_name(path: Path) -> Path:
-    """`path`, unless it is named as one of the files that a folder gets: a ValueError then."""
-    if path.suffix in (".csv", ".html", ".json", ".parquet", ".png") and not (path.is_dir() or path.parent.is_file()):
-        raise ValueError(f"{path} would be a folder with several files: leave out {path.suffix}")
-    return path

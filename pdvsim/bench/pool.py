@@ -100,40 +100,30 @@ def _on_cores(task: Task, items: Sequence[Item], jobs: int) -> Generator[Outcome
 
     left, alone = dict(items), list[int]()
     while left:
-        started = set[int]()
-        now = {alone[0]: left[alone[0]]} if alone else left
-        outcomes = _results(_attempts(task, now, started), jobs, "generator_unordered")
+        now = alone[:1] or list(left)
+        calls = ((attempt, (task, index, left[index], __version__)) for index in now)
         try:
-            with closing(outcomes):
+            with closing(_results(calls, jobs, "generator_unordered")) as outcomes:
                 for outcome in outcomes:
                     del left[outcome.index]
                     yield outcome
         except BrokenProcessPool:  # joblib's TerminatedWorkerError is one
             if not alone:
-                alone = sorted(started & left.keys())
+                alone = list(left)[: 2 * jobs]  # joblib starts them in order, twice as many as there are workers
                 continue
-            del left[alone[0]]
-            yield Outcome(alone[0], None, DIED)
+            del left[now[0]]
+            yield Outcome(now[0], None, DIED)
         alone = alone[1:]
-
-
-def _attempts(task: Task, points: dict[int, Any], started: set[int]) -> Iterator[Call]:
-    for index, point in list(points.items()):
-        started.add(index)
-        yield attempt, (task, index, point, __version__)
 
 
 def parallel_map(
     function: Callable[..., T], arguments: Iterable[tuple[Any, ...]], progress: Callable[[], None]
 ) -> list[T]:
-    """`function` of each argument, in order, with one thread each; `progress` is called after each.
-
-    More threads would only wait for each other, and may round differently.
-    """
+    """`function` of each argument, in order; `progress` is called after each."""
     given = list(arguments)
     results: list[T] = []
     jobs = max(2, min(cores(), len(given)))  # a single one would run in this process, with its threads
-    for result in _results(((function, one) for one in given), jobs, "generator", inner_max_num_threads=1):
+    for result in _results(((function, one) for one in given), jobs, "generator"):
         results.append(result)
         progress()
     return results
@@ -152,31 +142,30 @@ def _prepare(folder: str, parent: int) -> None:
     threading.Thread(target=watch, daemon=True).start()
 
 
-def _results(calls: Iterable[Call], jobs: int, return_as: str, **settings: Any) -> Generator[Any, None, None]:
-    """The results of the calls. Workers start with Ctrl-C blocked, which a terminal sends to them too."""
+def _results(calls: Iterable[Call], jobs: int, return_as: str) -> Generator[Any, None, None]:
+    """The results of the calls. Workers start with Ctrl-C blocked, which a terminal sends to them too.
+
+    Each has one thread: more would only wait for each other, and may round differently.
+    """
     from joblib import Parallel, delayed, parallel_config
     from joblib.externals.loky.backend import resource_tracker as loky_tracker
 
     warnings.filterwarnings("ignore", module=r"joblib\.parallel")  # it warns about cancelled points
-    prepared = {"initializer": _prepare, "initargs": (os.getcwd(), os.getpid())}
-    if hasattr(signal, "pthread_sigmask"):  # both trackers unblock Ctrl-C after their start
-        loky_tracker.ensure_running()
-        resource_tracker.ensure_running()
-    mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT}) if hasattr(signal, "pthread_sigmask") else None
+    prepared = {"initializer": _prepare, "initargs": (os.getcwd(), os.getpid()), "inner_max_num_threads": 1}
+    loky_tracker.ensure_running()  # both trackers unblock Ctrl-C after their start
+    resource_tracker.ensure_running()
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
-        with parallel_config("loky", **prepared, **settings):
+        with parallel_config("loky", **prepared):
             pool = Parallel(jobs, return_as=return_as, batch_size=1)
             results: Generator[Any, None, None] = pool(delayed(function)(*given) for function, given in calls)
             return results
     finally:
-        if mask is not None:  # Windows has no signal masks
-            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
 
 
-def check_reachable(backend: Backend) -> None:
+def check_reachable(address: str) -> None:
     """A ValueError of one line if the cluster does not answer, or Dask is not installed."""
-    if backend.scheduler is None:
-        return
     try:
         from distributed import rpc
         from distributed.security import Security
@@ -184,35 +173,32 @@ def check_reachable(backend: Backend) -> None:
         raise ValueError("--scheduler needs Dask: pip install 'pdvsim[dask]'") from None
 
     async def ask() -> None:  # a client of Dask would wait for ever for a server that does not speak
-        async with rpc(backend.scheduler, connection_args=Security().get_connection_args("client")) as scheduler:
+        async with rpc(address, connection_args=Security().get_connection_args("client")) as scheduler:
             await scheduler.identity()
 
     try:
         asyncio.run(asyncio.wait_for(ask(), PATIENCE_S))
     except Exception as error:  # another kind of server may raise anything
         what = f"no Dask scheduler answers ({type(error).__name__})"
-        raise ValueError(f"--scheduler {backend.scheduler}: {what}") from None
+        raise ValueError(f"--scheduler {address}: {what}") from None
 
 
 @contextmanager
-def _client(address: str) -> Iterator[Any]:
-    """A connection to the scheduler; Dask's log, which is long when a cluster is lost, is silent meanwhile."""
-    check_reachable(Backend(scheduler=address))
-    from distributed import Client
-
+def _quiet() -> Iterator[None]:
+    """Without Dask's log, which is long when a cluster is lost."""
     logging.disable(logging.CRITICAL)
     try:
-        with Client(address, timeout=PATIENCE_S, set_as_default=False) as client:
-            yield client
+        yield
     finally:
         logging.disable(logging.NOTSET)
 
 
 def _on_dask(task: Task, items: Sequence[Item], address: str) -> Generator[Outcome, None, None]:
     """Without joblib, whose backend for Dask waits for ever for a point that killed its worker."""
-    with _client(address) as client:
-        from distributed import CancelledError, KilledWorker, as_completed
+    check_reachable(address)
+    from distributed import CancelledError, Client, KilledWorker, as_completed
 
+    with _quiet(), Client(address, timeout=PATIENCE_S, set_as_default=False) as client:
         points, running, suspects = dict(items), dict[Any, int](), list[int]()
 
         def submitted(index: int) -> Any:

@@ -1,32 +1,31 @@
 """Results read back from disk: sweeps and single runs as one table of points, with their records where they were saved.
 
-A missing, truncated or incompatible file is rejected with one line that names the file and the field. Several results
-become one table. If they are different experiments, or contain the same point twice, a column distinguishes them, so
-that unrelated points are never paired or averaged.
+A file that is missing, damaged or changed is rejected with one line that names it: every row, document and table has
+a digest, so what is read is what pdvsim wrote. Several results become one table. If they are different experiments, or
+contain the same point twice, a column distinguishes them, so that unrelated points are never paired or averaged.
 """
 
 from __future__ import annotations
 
 import math
-import re
 import time
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from numbers import Real
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from pdvsim.bench.folder import REPAIR, stored_sweep
-from pdvsim.bench.output import SCHEMA, WORDS, damaged_records
+from pdvsim.bench.output import WORDS, damaged_records, record_files
+from pdvsim.bench.pool import Row
 from pdvsim.bench.rows import ROWS
+from pdvsim.bench.run import REPAIR, stored_sweep
 from pdvsim.bench.stats import headline
 from pdvsim.bench.sweep import flatten
+from pdvsim.common.commandline import stored_value
 from pdvsim.common.files import SEAL, digest, unbroken
-from pdvsim.common.options import converted, options
-from pdvsim.sim.config import RANKED, Experiment
-from pdvsim.sim.reading import error_text, printable, quoted, read_json, read_table
+from pdvsim.sim.config import GROUPS, RANKED
+from pdvsim.sim.reading import error_text, printable, read_json, read_table
 from pdvsim.sim.records import DELIVERY_DTYPES, LATER_COLUMNS, LAUNCH_DTYPES, REQUEST_DTYPES, Columns
 
 if TYPE_CHECKING:
@@ -35,14 +34,10 @@ if TYPE_CHECKING:
 Config = dict[str, Any]  # the settings of an experiment by group, as `asdict` gives them
 
 KEYS = ("arch", "load_kind", "load")  # identify a point, with its settings and seed
-GROUPS = ("traffic", "acceptance", "server", "hardware", "scoring")
 LOAD_SETTINGS = ("seed", "request_rate", "max_concurrency", "use_trace_timestamps")
+NOT_SIMULATED = {"profile": "none", "foundation": "not stated", "gpu": "?"}  # of real runs
 SHOWN_NAMES = 5
 DTYPES = {"requests": REQUEST_DTYPES, "launches": LAUNCH_DTYPES, "deliveries": DELIVERY_DTYPES}
-FIGURE = re.compile(  # the names of columns of numbers
-    r"(mean|std|median|breakdown_ms|lanes|kinds|total|max_output)_.*"
-    r"|(.*_)?(load|seed|ms|throughput|goodput|duration|completed|rate|acceptance_length|share)"
-)
 
 
 @dataclass(frozen=True)
@@ -128,10 +123,8 @@ class Results:
 
     def bandwidths_bytes_per_s(self, row: pd.Series[Any]) -> list[float]:
         """Copy bandwidth of each GPU of a server, as it was recorded; nan if it was not."""
-        several, one = row.get("bandwidths_bytes_per_s"), row.get("bandwidth_bytes_per_s")
-        if isinstance(several, list):
-            return several
-        return [float(one) if isinstance(one, Real) else math.nan] * RANKED[-1]
+        several = row["bandwidths_bytes_per_s"]
+        return several if isinstance(several, list) else [row.get("bandwidth_bytes_per_s", math.nan)] * RANKED[-1]
 
 
 def label(setting: dict[str, Any]) -> str:
@@ -156,7 +149,8 @@ def load(paths: Sequence[Path | str]) -> Results:
     tables: list[pd.DataFrame] = []
     for number, path in enumerate(map(Path, paths)):
         source, rows = read_sweep(path) if path.is_dir() else read_run(path)
-        tables.append(_table(rows, source).assign(source=number, results=source.name))
+        table = pd.DataFrame(rows).assign(source=number, results=source.name)
+        tables.append(table.astype({name: float for name in table if table[name].isna().all()}).copy())
         sources.append(source)
     varied = list(dict.fromkeys(name for source in sources for name in source.vary))
     for source, table in zip(sources, tables, strict=True):
@@ -189,7 +183,7 @@ def _mixed(points: pd.DataFrame, sources: Sequence[Source], dims: Sequence[str])
     return any(workloads[i] != workloads[int(g.iloc[0])] for _, g in groups for i in g.unique())
 
 
-def read_sweep(folder: Path) -> tuple[Source, list[dict[str, Any]]]:
+def read_sweep(folder: Path) -> tuple[Source, list[Row]]:
     """A sweep's folder; a ValueError of one line if it is invalid."""
     stored, path = stored_sweep(folder), folder / ROWS
     if stored.damaged:
@@ -198,39 +192,34 @@ def read_sweep(folder: Path) -> tuple[Source, list[dict[str, Any]]]:
         raise ValueError(f"{path}: the sweep has not saved any point")
     rows = []
     for index, labels, kept in stored.done:
-        stem = folder / "details" / f"{index:05}"
-        saved = str(stem) if has_records(stem) else ""
-        known = {"records": saved, "records_sha256": kept.details or None} | kept.details.get("facts", {})
+        known = _saved(folder / "details" / f"{index:05}", kept.details) | kept.details.get("facts", {})
         rows.append({"point": index} | labels | kept.row | labels | known)
-    done, every = len(rows), len(stored.points)
-    lost = sum(not row["records"] for row in rows) if stored.header.get("save_detailed") else 0
+    done, every, name = len(rows), len(stored.points), folder.resolve().name
+    lost = sum(not row["records"] for row in rows) if stored.header["save_detailed"] else 0
     missing = [f"{done} of {every} points"] * (done < every) + [f"{stored.failed} failed"] * (stored.failed > 0)
     missing += [f"no histograms of {lost} of {done} points: their records are missing"] * (lost > 0)
-    name, sweep = folder.resolve().name, stored.header["sweep"]
-    vary = tuple(name for name in sweep.get("vary") or {} if name not in KEYS)
+    vary = tuple(name for name in stored.header["sweep"]["vary"] if name not in KEYS)
     date = time.strftime("%Y%m%d-%H%M%S", time.localtime(path.stat().st_mtime))  # of the last row
     incomplete = f"{name}: {', '.join(missing)}" if missing else ""
-    config, version = _settings(path, sweep.get("base")), stored.header["pdvsim_version"]
+    config, version = _settings(stored.header["sweep"]["base"]), stored.header["pdvsim_version"]
     return Source(name, folder, date, version, config, vary, stored.header["provenance"], incomplete), rows
 
 
-def read_run(path: Path) -> tuple[Source, list[dict[str, Any]]]:
+def read_run(path: Path) -> tuple[Source, list[Row]]:
     """The JSON file of one run; a ValueError of one line if it is invalid."""
     document = _document(path)
-    config, digests = _settings(path, document.pop("config")), document.pop("records_sha256", None)
-    provenance = document.pop("provenance", None)
+    config, provenance = _settings(document.pop("config")), document.pop("provenance")
+    digests = {name.split(".")[-2]: sha256 for name, sha256 in document.pop("records_sha256").items()}
     stem, traffic = path.with_suffix(""), config["traffic"]
-    saved = has_records(stem)
-    rate, limit = traffic.get("request_rate", math.inf), traffic.get("max_concurrency")
-    kind, load = "request_rate", rate
-    if math.isinf(rate) and (traffic.get("use_trace_timestamps") or limit is not None):
-        kind, load = ("trace", math.nan) if traffic.get("use_trace_timestamps") else ("concurrency", limit)
-    row = flatten(document) | {"load_kind": kind, "load": float(load), "records": str(stem) if saved else ""}
-    if digests is not None:
-        row["records_sha256"] = {name.split(".")[-2]: is_now for name, is_now in digests.items()}
-    lost = f"{stem.name}: no histograms: its records are missing" if digests and not saved else ""
-    version = str(document["pdvsim_version"])
-    return Source(stem.name, path, str(document.get("date")), version, config, (), provenance, lost), [row]
+    kind, load = "request_rate", traffic["request_rate"]
+    if math.isinf(load) and traffic["use_trace_timestamps"]:
+        kind, load = "trace", math.nan
+    elif math.isinf(load) and traffic["max_concurrency"] is not None:
+        kind, load = "concurrency", traffic["max_concurrency"]
+    known = {name: math.inf if value == "inf" else value for name, value in flatten(document).items()}
+    row = NOT_SIMULATED | known | {"load_kind": kind, "load": float(load)} | _saved(stem, digests)
+    lost = f"{stem.name}: no histograms: its records are missing" if digests and not row["records"] else ""
+    return Source(stem.name, path, row["date"], row["pdvsim_version"], config, (), provenance, lost), [row]
 
 
 def _document(path: Path) -> dict[str, Any]:
@@ -243,43 +232,28 @@ def _document(path: Path) -> dict[str, Any]:
         raise ValueError(f"{path}: not JSON, or cut short: {error_text(error)}") from None
     if not isinstance(document, dict) or not {"pdvsim_version", "config"} <= document.keys():
         raise ValueError(f"{path}: {otherwise}")
-    if (version := document.get("schema_version", SCHEMA)) != SCHEMA:
-        raise ValueError(f"{path}: schema_version is {quoted(version)}, this version reads {SCHEMA}")
-    if SEAL in document and not unbroken(document):
+    if not unbroken(document):
         raise ValueError(f"{path}: is damaged or was changed: its content does not match its {SEAL}")
-    for name in ("records_sha256", "provenance"):
-        if not isinstance(document.get(name), dict | None):
-            raise ValueError(f"{path}: {name} is {quoted(document[name])}")
     return document
 
 
-def _settings(path: Path, given: Any) -> Config:
-    """The settings of an experiment; those that this version does not know are taken as they are."""
-    known = options(Experiment)
-    if not isinstance(given, dict):
-        raise ValueError(f"{path}: config is {quoted(given)}")
-    config = given | {name: given.get(name, {}) for name in GROUPS}
-    for group in GROUPS:
-        if not isinstance(config[group], dict):
-            raise ValueError(f"{path}: config: {group} is {quoted(config[group])}")
-        config[group] = dict(config[group])
-        for name in config[group].keys() & known.keys():
-            option, value = known[name], config[group][name]
-            try:
-                if value is None and option.default is None:
-                    continue
-                if not (option.values and isinstance(value, str)):  # a choice may be of another version
-                    config[group][name] = converted(option, value)
-            except (ValueError, OverflowError) as error:
-                raise ValueError(printable(f"{path}: config: {group}: {name}: {error}")) from None
-    return config
+def _settings(given: Mapping[str, Any]) -> Config:
+    """The settings of an experiment, of this version or another."""
+    groups = {name: given.get(name, {}) for name in GROUPS}
+    return {name: {key: stored_value(value) for key, value in group.items()} for name, group in groups.items()}
+
+
+def _saved(stem: Path, digests: Mapping[str, Any]) -> Row:
+    """Where a point's records are, and their digests; nowhere if no file is there: `records` names a missing one."""
+    there = bool(digests) and any(path.exists() for path in record_files(stem).values())
+    return {"records": str(stem) if there else "", "records_sha256": digests}
 
 
 def check_result(path: Path) -> tuple[bool, list[str]]:
     """Whether a sweep's folder, or a run's document with its records, is complete and unchanged; and how, in lines."""
     try:
         if not path.is_dir():
-            digests = _document(path).get("records_sha256") or {}
+            digests = _document(path)["records_sha256"]
             bad = [name for name, was in digests.items() if digest(path.with_name(name)) != was]
             lines = [f"the document is complete, and {len(digests) - len(bad)} of {len(digests)} record files"]
             return not bad, lines + ([f"damaged or missing: {some(bad)}"] if bad else [])
@@ -288,8 +262,8 @@ def check_result(path: Path) -> tuple[bool, list[str]]:
         return False, [f"damaged: {error}"]
     missing = [f"{index:05}" for index, (_, kept) in enumerate(stored.points) if kept is None]
     damaged = [f"{ROWS} ({stored.damaged} lines)"] if stored.damaged else []
-    for index, _, kept in stored.done if stored.header.get("save_detailed") else ():
-        damaged += [f"details/{name}" for name in damaged_records(path / "details", index, kept.details)]
+    for index, _, kept in stored.done if stored.header["save_detailed"] else ():
+        damaged += [f"details/{name}" for name in damaged_records(path / "details" / f"{index:05}", kept.details)]
     failed = f", {stored.failed} failed" if stored.failed else ""
     lines = [f"{len(stored.done)} of {len(stored.points)} points are complete{failed}"]
     lines += [f"damaged: {some(damaged)}; {REPAIR}"] if damaged else []
@@ -304,36 +278,6 @@ def some(names: Sequence[str]) -> str:
     return shown + (f" and {len(names) - SHOWN_NAMES} more" if len(names) > SHOWN_NAMES else "")
 
 
-def _table(rows: Sequence[Mapping[str, Any]], source: Source) -> pd.DataFrame:
-    """Rows as a table, with columns that older files or real runs lack; a ValueError names a column of another type."""
-    import pandas as pd
-
-    usual = {"pair": source.config["server"].get("pair", "?"), "profile": "none", "foundation": "not stated"}
-    usual |= {"gpu": "?", "records_sha256": None}
-    table = pd.DataFrame([usual | dict(row) for row in rows])
-    for name in (*KEYS, "seed", "output_throughput", "stability", *source.vary):
-        if name not in table:
-            raise ValueError(f"{source.path}: {printable(name)} is missing")
-    for name in map(str, table.columns):
-        column, texts = table[name], name in usual or name in ("arch", "stability", "load_kind")
-        try:
-            if FIGURE.fullmatch(name):
-                table[name] = pd.to_numeric(column)
-            elif name != "records_sha256" and not all(_is_cell(value, texts) for value in column):
-                raise TypeError
-        except (TypeError, ValueError):
-            what = f"{printable(name)} must hold {'texts' if texts else 'numbers'}, got {quoted(list(column))}"
-            raise ValueError(f"{source.path}: {what}") from None
-    return table.copy()  # in one piece: pandas warns of a table that columns were set in one by one
-
-
-def _is_cell(value: Any, text: bool) -> bool:
-    """Whether a value may stand in a column of texts, or in any other one."""
-    if text or not isinstance(value, list):
-        return isinstance(value, str) or (not text and isinstance(value, Real | None))
-    return all(isinstance(item, Real | None) for item in value)
-
-
 class Records(NamedTuple):
     """The rows of a run; lanes, kinds and roles are numbers."""
 
@@ -343,50 +287,18 @@ class Records(NamedTuple):
 
 
 def records(row: pd.Series[Any]) -> Records | None:
-    """The records of a point, or None if not saved; a ValueError names a bad file and column."""
-    return read_records(row["records"], row["records_sha256"]) if row["records"] else None
+    """The records of a point, or None if not saved; a ValueError names a file that is damaged, changed or missing."""
+    if not row["records"]:
+        return None
+    files = record_files(row["records"])
+    return Records(*(_columns(path, name, row["records_sha256"].get(name)) for name, path in files.items()))
 
 
-def has_records(stem: Path | str) -> bool:
-    """Whether any file of the records of `stem` exists; `read_records` names the missing ones."""
-    return any(Path(f"{stem}.{name}.parquet").exists() for name in DTYPES)
-
-
-def read_records(stem: str, digests: Mapping[str, Any] | None = None) -> Records:
-    """The records of `stem`.
-
-    `digests` are those of the written files, by table; without them nothing is checked.
-    """
-    files = {name: Path(f"{stem}.{name}.parquet") for name in DTYPES}
-    for name, path in files.items():
-        if digests is not None and digest(path) != digests.get(name):
-            raise ValueError(f"{path}: is damaged, changed or missing")
-    return Records(*(_columns(path, name) for name, path in files.items()))
-
-
-def _columns(path: Path, table: str) -> Columns:
-    try:
-        frame = read_table(path).to_pandas(ignore_metadata=True)
-    except FileNotFoundError:
-        raise ValueError(f"{path}: No such file") from None
-    except (OSError, ValueError) as error:
-        raise ValueError(f"{path}: {error_text(error)}") from None
-    columns: Columns = {}
-    for name, dtype in DTYPES[table].items():
-        if name not in frame and table == "requests" and name in LATER_COLUMNS:
-            columns[name] = np.full(len(frame), LATER_COLUMNS[name], dtype)
-            continue
-        if name not in frame:
-            raise ValueError(f"{path}: column {name} is missing")
-        values = frame[name]
-        if name in WORDS:
-            codes = {word: code for code, word in enumerate(WORDS[name])}
-            unknown = set(values) - set(codes)
-            if unknown:
-                raise ValueError(f"{path}: column {name}: unknown {unknown.pop()!r}; known: {', '.join(codes)}")
-            values = values.astype(str).map(codes)
-        try:
-            columns[name] = np.asarray(values, dtype)
-        except (TypeError, ValueError):
-            raise ValueError(f"{path}: column {name} must hold numbers") from None
-    return columns
+def _columns(path: Path, table: str, sha256: str | None) -> Columns:
+    if digest(path) != sha256:
+        raise ValueError(f"{path}: is damaged, changed or missing")
+    frame = read_table(path).to_pandas(ignore_metadata=True)
+    for name in WORDS.keys() & frame.keys():
+        frame[name] = frame[name].astype(str).map({word: code for code, word in enumerate(WORDS[name])})
+    later = {name: np.full(len(frame), usual) for name, usual in LATER_COLUMNS.items()}
+    return {name: np.asarray(frame[name] if name in frame else later[name], dt) for name, dt in DTYPES[table].items()}

@@ -13,7 +13,7 @@ import os
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import cache, lru_cache
+from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -52,6 +52,7 @@ class Rows:
         self.damaged = 0  # lines
         self._lines: dict[str, bytes] = {}
         self._read: dict[str, KeptRun | None] = {}
+        self._inputs: dict[str, str | None] = {}  # digests of the files that experiments read
         for line in path.read_bytes().split(b"\n") if path is not None and path.is_file() else ():
             key, end = line[len(START) : KEY_END].decode("ascii", "replace"), line[KEY_END:]
             if not line.startswith(START) or not line.endswith(b"}"):
@@ -70,10 +71,8 @@ class Rows:
         if key not in self._read and key in self._lines:
             entry, (text, _, seal) = None, self._lines[key].rpartition(SEAL)
             if sha256(text + b"}").encode() + b'"}' == seal:
-                with contextlib.suppress(ValueError, RecursionError):
-                    document = json.loads(self._lines[key])
-                    parts = [document.get(name) for name in KeptRun._fields]
-                    entry = KeptRun(*parts) if all(isinstance(part, dict) for part in parts) else None
+                document = json.loads(self._lines[key])
+                entry = KeptRun(document["row"], document["details"])
             self.damaged += entry is None
             self._read[key] = entry
         return self._read.get(key)
@@ -81,7 +80,10 @@ class Rows:
     def key(self, experiment: Experiment) -> str:
         """The key of an experiment: a hash of its settings, the content of the files it reads, and the version."""
         version = program() if self.shared else __version__
-        files = [(path, _digest(path, _state(path))) for path in experiment.files]
+        for path in experiment.files:
+            if path not in self._inputs:
+                self._inputs[path] = digest(path)
+        files = [(path, self._inputs[path]) for path in experiment.files]
         return sha256(f"{version} {files} {experiment!r}".encode())[:KEY_LENGTH]
 
     def add(self, key: str, outcome: Outcome, write: bool = True) -> None:
@@ -124,25 +126,13 @@ def locked(folder: Path) -> Iterator[None]:
         lock.release()
 
 
-def _state(path: str) -> tuple[int, int]:
-    try:
-        state = os.stat(path)
-    except OSError:
-        return 0, 0
-    return state.st_mtime_ns, state.st_size
-
-
-@lru_cache
-def _digest(path: str, state: tuple[int, int]) -> str | None:
-    return digest(path)
-
-
 @cache
 def program() -> str:
     """The version of this program's files, which differ between two states of a source folder."""
     folders = (Path(next(iter(sim.__path__))), Path(__file__).parent)
-    files = sorted(path for folder in folders for path in folder.rglob("*") if path.suffix not in ("", ".pyc"))
-    return sha256(f"{__version__} {[(str(path), _state(str(path))) for path in files]}".encode())
+    files = (path for folder in folders for path in folder.rglob("*.*") if "__pycache__" not in path.parts)
+    states = [(str(path), path.stat().st_mtime_ns, path.stat().st_size) for path in sorted(files)]
+    return sha256(f"{__version__} {states}".encode())
 
 
 def cache_rows() -> Rows:

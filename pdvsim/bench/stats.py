@@ -89,8 +89,7 @@ def over_replications(points: pd.DataFrame) -> list[dict[str, Any]]:
     texts = [c for c in points.columns if c not in (*keys, *ORDINALS, *numeric)]
     entries: list[dict[str, Any]] = []
     for key, group in points.groupby(keys, sort=False, dropna=False):
-        entry: dict[str, Any] = dict(zip(keys, map(_plain, key), strict=True))
-        entry["replications"] = len(group)
+        entry: dict[str, Any] = dict(zip(keys, map(_plain, key), strict=True)) | {"replications": len(group)}
         values = group.to_dict("list")
         entry |= {name: _merged(values[name]) for name in texts}
         entry |= {name: interval(values[name], within=values.get(f"{name}_se", ())) for name in numeric}
@@ -156,16 +155,9 @@ def paired_differences(
         if arch == against:
             continue
         mine, theirs = group["mine"], group["theirs"]
-        entries.append(
-            {
-                "arch": arch,
-                "against": against,
-                **dict(zip(same, map(_plain, place), strict=True)),
-                "metric": metric,
-                "difference": interval((mine - theirs).tolist(), confidence),
-                "relative": interval((mine / theirs - 1).tolist(), confidence),
-            }
-        )
+        entry = {"arch": arch, "against": against, **dict(zip(same, map(_plain, place), strict=True)), "metric": metric}
+        entry["difference"] = interval((mine - theirs).tolist(), confidence)
+        entries.append(entry | {"relative": interval((mine / theirs - 1).tolist(), confidence)})
     return entries
 
 

@@ -81,7 +81,7 @@ class Sweep:
         loads = len(self.concurrency or self.request_rate or DEFAULT_RATES)
         varied = math.prod(map(len, self.vary.values()))
         check_points("loads x varied values x architectures x runs", loads, varied, len(self.archs), self.num_runs)
-        vet(point.experiment for point in self._given if point.run == 0)  # before the first run; seeds do not matter
+        _ = self._points  # before the first run
 
     def points(self) -> list[Point]:
         """Every run, loads outermost."""
@@ -89,24 +89,22 @@ class Sweep:
 
     @cached_property
     def _points(self) -> list[Point]:
-        points, idle = [], False
-        for point in self._given:
-            if point.run == 0:  # seeds do not affect which options have an effect
-                idle = applicable(point.experiment) is not point.experiment
-            points.append(replace(point, experiment=applicable(point.experiment)) if idle else point)
-        return points
-
-    @cached_property
-    def _given(self) -> list[Point]:
-        """The points with every option as given, even without effect."""
         axes = [[(name, value) for value in values] for name, values in self.vary.items()]
-        return [
+        given = [
             Point(kind, load, run, self._experiment(arch, kind, load, run, varied), varied)
             for kind, load in self._loads()
             for varied in product(*axes)
             for arch in self.archs
             for run in range(self.num_runs)
         ]
+        vet(point.experiment for point in given if point.run == 0)
+        idle = False
+        for at, point in enumerate(given):
+            if point.run == 0:  # seeds do not affect which options have an effect
+                idle = applicable(point.experiment) is not point.experiment
+            if idle:
+                given[at] = replace(point, experiment=applicable(point.experiment))
+        return given
 
     def _loads(self) -> Iterator[tuple[LoadKind, float]]:
         if self.concurrency:

@@ -50,15 +50,10 @@ GROUPS = {  # name, also of its module: one line of help
 COMMANDS = {name: line for group in GROUPS.values() for name, line in group.items()}
 
 
-def module_of(command: str) -> str:
-    """The module of a command."""
-    return f"pdvsim.cli.{command.replace('-', '_')}"
-
-
 def command_class(command: str) -> type[Command]:
     """The dataclass of a command: DraftTableCommand of draft-table."""
-    name = "".join(word.capitalize() for word in command.split("-"))
-    kind: type[Command] = getattr(import_module(module_of(command)), f"{name}Command")
+    name, module = command.title().replace("-", ""), import_module(f"pdvsim.cli.{command.replace('-', '_')}")
+    kind: type[Command] = getattr(module, f"{name}Command")
     return kind
 
 

@@ -6,9 +6,7 @@ import math
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from pathlib import Path
 
-from pdvsim.bench import output
 from pdvsim.cli.page import AnswerCommand
 from pdvsim.common.console import say
 from pdvsim.decide.advice import Advice
@@ -29,6 +27,8 @@ MOST_GPUS = 64  # of a fleet, if no limit is given
 @dataclass(frozen=True)
 class AdviseCommand(AnswerCommand, DecisionOptions):
     """Recommend an architecture and settings for a load, with confidence and where the answer changes."""
+
+    written = ("advice.json", "advice.png")
 
     request_rate: RequestRate = math.inf
     """Load in requests per second; default: the trace's own rate, replayed."""
@@ -145,9 +145,3 @@ class AdviseCommand(AnswerCommand, DecisionOptions):
         advice = advise(question or self.question(), bench, tell)
         advice.drawn_by = advice_pictures
         return advice
-
-    def files(self, question: Question, date: str) -> list[Path]:
-        if not self.output:
-            return []
-        folder = output.check_folder(Path(self.output))
-        return [output.check_file(folder / name) for name in ("advice.json", "advice.png")]

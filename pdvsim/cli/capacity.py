@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import ClassVar
 
-from pdvsim.bench import output
-from pdvsim.bench.estimate import forewarn
+from pdvsim.bench.inputs import forewarn
 from pdvsim.cli.page import AnswerCommand
 from pdvsim.decide.capacity import Capacities, Plan
 from pdvsim.decide.capacity_search import find_capacities
@@ -31,6 +29,7 @@ class CapacityCommand(AnswerCommand, DecisionOptions):
 
     without: ClassVar[tuple[str, ...]] = (*DecisionOptions.without, "request_rate", "objective", "indifference")
     unit, dated = "runs", True
+    written = ("capacity.parquet", "capacity.json", "capacity.png")
 
     gpu_hour_usd: GpuHourUsd | None = None
     """Price of a GPU per hour; adds the cost per million output tokens."""
@@ -60,6 +59,3 @@ class CapacityCommand(AnswerCommand, DecisionOptions):
         capacities = find_capacities(plan or self.question(), Bench(self.jobs, progress), self.gpu_hour_usd)
         capacities.drawn_by = capacity_pictures
         return capacities
-
-    def files(self, plan: Plan, date: str) -> list[Path]:
-        return output.answer_files("capacity", self.output, plan, date)

@@ -10,7 +10,7 @@ from pathlib import Path
 from pdvsim.bench import output
 from pdvsim.bench.pool import parallel_map
 from pdvsim.bench.results import load
-from pdvsim.cli.runfiles import RunFiles
+from pdvsim.cli.run import RunFiles
 from pdvsim.common.commandline import command_line, flags_of
 from pdvsim.common.files import write_whole
 from pdvsim.live.knobs import Action, Knobs, Setup
@@ -55,9 +55,8 @@ def write_session(setup: Setup, actions: Sequence[Action], now_s: float, folder:
             raise ValueError("nothing to save: no request has arrived yet")
         name = result.experiment.arch.rpartition(":")[2]
         stem = folder / name
-        details = {detail: stem.with_name(f"{name}.{detail}.parquet") for detail in output.DETAILS}
-        pages = (folder / f"{name}.html",)
-        written = RunFiles("live", date, (folder / f"{name}.json",), details, (), pages)
+        result_file, page_file = (folder / f"{name}.json",), (folder / f"{name}.html",)
+        written = RunFiles("live", date, result_file, output.record_files(stem), (), page_file)
         run = Run(result)
         written.write(run)
         experiments.append(result.experiment)

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Annotated
 
-from pdvsim.bench import output
-from pdvsim.bench.estimate import forewarn
+from pdvsim.bench.inputs import forewarn
 from pdvsim.cli.page import AnswerCommand
 from pdvsim.decide.figures import map_pictures
 from pdvsim.decide.fleet import fleets
@@ -36,6 +34,7 @@ class MapCommand(AnswerCommand, DecisionOptions):
     """Map the best architecture over load and acceptance, model size or GPU."""
 
     unit, dated = "runs", True
+    written = ("map.parquet", "map.json", "map.png")
 
     y: Axis = "acceptance"
     """Second axis: acceptance, size (model pairs) or card."""
@@ -118,6 +117,3 @@ class MapCommand(AnswerCommand, DecisionOptions):
         winners = draw_map(grid or self.question(), bench)
         winners.drawn_by = map_pictures
         return winners
-
-    def files(self, grid: Grid, date: str) -> list[Path]:
-        return output.answer_files("map", self.output, grid, date)

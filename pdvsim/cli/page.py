@@ -24,8 +24,10 @@ class AnswerCommand(Command):
     """A question, its answer by simulation, and the output."""
 
     unit: ClassVar[str] = "simulations"
-    dated: ClassVar[bool] = False  # whether the document has the date
+    dated: ClassVar[bool] = False  # whether the document has the date, and files are written also without --output
+    written: ClassVar[tuple[str, ...]] = ()  # names of the files of the answer, in the folder --output
 
+    output: str | None = None
     html: str | None = None
     """Also write the answer, its plot and provenance as one page."""
 
@@ -43,7 +45,10 @@ class AnswerCommand(Command):
 
     def files(self, question: Any, date: str) -> list[Path]:
         """The files of the answer, which can be written."""
-        raise NotImplementedError
+        if not (self.output or self.dated):
+            return []
+        folder = output.check_folder(Path(self.output or f"results/{Path(self.written[0]).stem}-{date}"))
+        return [output.check_file(folder / name) for name in self.written]
 
     def execute(self) -> int:
         question, date = self.question(), output.now()

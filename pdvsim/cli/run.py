@@ -2,22 +2,20 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from pdvsim.bench.estimate import forewarn
-from pdvsim.bench.inputs import checked
+from pdvsim.bench.inputs import checked, forewarn
 from pdvsim.cli.command import Command
 from pdvsim.common.console import say
+from pdvsim.common.files import Content, sealed, write_all
 from pdvsim.common.presets import ExperimentOptions
 from pdvsim.common.progress import Progress
 from pdvsim.sim.config import Experiment
 from pdvsim.view.run import Run
-
-if TYPE_CHECKING:
-    from pdvsim.cli.runfiles import RunFiles
 
 
 @dataclass(frozen=True)
@@ -97,16 +95,65 @@ class RunCommand(Command):
 
     def files(self, *further_records: str) -> RunFiles:
         """The files that are asked for; a ValueError or OSError if one cannot be written."""
-        from pdvsim.bench.output import DETAILS, check_folder, now
-        from pdvsim.cli.runfiles import RunFiles, result_name
+        from pdvsim.bench.output import DETAILS, check_folder, now, record_files
 
         date = now()
         results = [Path(self.output)] if self.output else []
         if self.save_result or (self.save_detailed and not results):
             results.append(check_folder(Path(self.result_dir)) / result_name(self.experiment, self.label, date))
-        records = (*DETAILS, *further_records) if self.save_detailed else ()
-        tables = {name: results[0].with_name(f"{results[0].stem}.{name}.parquet") for name in records}
+        names = (*DETAILS, *further_records)
+        tables = record_files(results[0].with_suffix(""), names) if self.save_detailed else {}
         traces, pages = ((Path(name),) if name else () for name in (self.trace_out, self.html))
         files = RunFiles(self.label, date, tuple(results), tables, traces, pages)
         files.check(self.experiment.files, self.overwrite)
         return files
+
+
+@dataclass(frozen=True)
+class RunFiles:
+    """Output files of one run: results, records, timeline and page."""
+
+    label: str
+    date: str
+    results: tuple[Path, ...]
+    details: dict[str, Path]
+    traces: tuple[Path, ...]
+    pages: tuple[Path, ...] = ()
+
+    def check(self, inputs: Iterable[str], overwrite: bool) -> None:
+        """A ValueError or OSError if a file cannot be written."""
+        from pdvsim.bench.output import check_file
+
+        taken = {os.path.realpath(path): "the run reads it as input" for path in inputs}
+        for path in self.paths:
+            place = os.path.realpath(path)
+            if place in taken:
+                raise ValueError(f"{path} cannot be written: {taken[place]}")
+            taken[place] = "two options name it"
+            check_file(path, overwrite)
+
+    @property
+    def paths(self) -> tuple[Path, ...]:
+        return (*self.results, *self.details.values(), *self.traces, *self.pages)
+
+    def write(self, run: Run) -> str:
+        """Write everything, the result after its records, whose digests it has; returns it as a JSON document."""
+        from pdvsim.bench.output import dumps, parquet, plain, run_document, write_records
+        from pdvsim.sim.metrics.timeline import trace
+
+        telemetry = parquet(run.telemetry) if "telemetry" in self.details else b""
+        digests = write_records(self.details, run.result, telemetry=telemetry)
+        document = plain(run_document(run.result, run.metrics, self.date, self.label))
+        document["records_sha256"] = {path.name: digests[name] for name, path in self.details.items()}
+        text = dumps(sealed(document))
+        content: dict[Path, Content] = dict.fromkeys(self.results, (text + "\n").encode())
+        content |= dict.fromkeys(self.traces, lambda file: file.writelines(trace(run.result)))
+        write_all(content | {path: run.page().encode() for path in self.pages})
+        return text
+
+
+def result_name(experiment: Experiment, label: str, date: str) -> str:
+    """File name in vLLM's format, with the architecture instead of the model."""
+    traffic, arch = experiment.traffic, experiment.arch.rpartition(":")[2]
+    concurrency = "" if traffic.max_concurrency is None else f"-concurrency{traffic.max_concurrency}"
+    return f"{label}-{traffic.request_rate}qps{concurrency}-{arch}-{date}.json"

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields
-from functools import cached_property, partial
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-from pdvsim.bench.estimate import cost, forewarn
-from pdvsim.bench.inputs import check_points
+from pdvsim.bench.inputs import check_points, cost, forewarn
 from pdvsim.bench.pool import Backend, check_reachable, cores
 from pdvsim.bench.stats import over_replications, paired_differences, varied
 from pdvsim.bench.sweep import DEFAULT_RATES, Sweep, frame_of
@@ -28,7 +27,7 @@ from pdvsim.view.setting import acceptance_notes, points_line
 if TYPE_CHECKING:
     import pandas as pd
 
-    from pdvsim.bench.folder import SweepDir
+    from pdvsim.bench.run import SweepDir
     from pdvsim.view.points import SweepPoints
 
 VARIES_ACCEPTANCE = {"pair", "drafter", *(field.name for field in fields(Acceptance))}
@@ -107,21 +106,21 @@ class SweepCommand(Command, ExperimentOptions):
     def execute(self) -> int:
         """Run the missing points; returns the exit code: 1 if some points failed."""
         from pdvsim.bench import output
-        from pdvsim.bench.folder import SweepDir
-        from pdvsim.bench.run import SweepInterrupted, run
+        from pdvsim.bench.run import SweepDir, SweepInterrupted, run
 
         if self.check:
-            return _check(self.check, self.json)
+            return self._check()
         date, csv = output.now(), output.optional_file(self.csv)
         sweep, where = self.sweep, self.backend
-        path = output.check_folder_name(Path(self.output or f"results/sweep-{date}"))
+        path = output.check_folder(Path(self.output or f"results/sweep-{date}"))
         folder = SweepDir(path, sweep, self.save_detailed)
         points = sweep.points()
         check_points(points, servable=not self.continue_on_error)  # before anything is written
         if self.dry_run:
-            return _dry_run(folder, self)
+            return self._dry_run(folder)
 
-        check_reachable(where)
+        if where.scheduler is not None:
+            check_reachable(where.scheduler)
 
         def stopped(what: str) -> None:
             done = f"{len(folder.done())} of {len(points)} points"
@@ -140,19 +139,80 @@ class SweepCommand(Command, ExperimentOptions):
             except (ValueError, OSError):
                 stopped("stopped")
                 raise
-            frame, saved = folder.export(rows, date, partial(_draw, sweep))
+            frame, saved = folder.export(rows, date, self._drawn)
             if csv is not None:
                 write_whole(csv, output.csv(frame))
                 saved = [*saved, csv]
-        config = {"date": date} | folder.config
         if rows:
-            _print_sweep(frame, config, self)
+            self._print(frame, {"date": date} | folder.config)
         elif self.json:
-            print(output.dumps(config | {"points": []}))
+            print(output.dumps({"date": date} | folder.config | {"points": []}))
         say("pdvsim", f"saved {', '.join(map(str, saved))}")
         if failures := len(points) - len(rows):
             say("pdvsim", f"{failures} of {len(points)} points failed; the reasons are in {path / 'rows.jsonl'}")
         return 1 if failures else 0
+
+    def _check(self) -> int:
+        """Check the named results; returns 0 if all are complete and unchanged, else 1."""
+        from pdvsim.bench.output import dumps
+        from pdvsim.bench.results import check_result
+
+        checked = {name: check_result(Path(name)) for name in self.check}
+        if self.json:
+            print(dumps({name: {"whole": whole, "lines": lines} for name, (whole, lines) in checked.items()}))
+        else:
+            print("\n".join(f"{name}: {line}" for name, (_, lines) in checked.items() for line in lines))
+        return int(not all(whole for whole, _ in checked.values()))
+
+    def _dry_run(self, folder: SweepDir) -> int:
+        """List the points and the estimated time; writes nothing."""
+        from pdvsim.bench.output import dumps
+        from pdvsim.view.comparison import points_table
+
+        folder.check(self.resume)
+        points = self.sweep.points()
+        done = set(folder.done()) if self.resume else set()
+        rows = [{"point": i} | p.labels | {"state": "done" if i in done else "to do"} for i, p in enumerate(points)]
+        left = [point.experiment for i, point in enumerate(points) if i not in done]
+        needed_s = cost(left).core_s
+        jobs = None if self.scheduler is not None else min(self.jobs or cores(), max(1, len(left)))
+        estimate = {"core_s": needed_s, "jobs": jobs, "wall_s": None if jobs is None else needed_s / jobs}
+        if self.json:
+            print(dumps({"points": rows, "estimate": estimate}))
+            return 0
+        print(points_table(rows))
+        spread = "spread over the cluster" if jobs is None else f"about {needed_s / jobs:.0f} s on {jobs}"
+        print(f"{len(left)} of {len(points)} points to run: an estimated {needed_s:.0f} s of one core, {spread}")
+        return 0
+
+    def _drawn(self, frame: pd.DataFrame) -> bytes:
+        from pdvsim.view.plots import sweep_png
+
+        return sweep_png(frame, asdict(self.sweep.base))
+
+    def _print(self, frame: pd.DataFrame, config: dict[str, Any]) -> None:
+        from pdvsim.bench.output import dumps
+        from pdvsim.view.comparison import paired_table
+        from pdvsim.view.points import sweep_table
+        from pdvsim.view.serving import serving_table
+
+        sweep, entries = self.sweep, over_replications(frame)
+        metrics = PAIRED_METRICS if len(sweep.archs) > 1 else ()
+        differences = [one for metric in metrics for one in paired_differences(frame, metric, sweep.archs[0])]
+        if self.json:
+            parts = {"points": frame.to_dict("records"), "summary": entries, "paired_differences": differences}
+            foundation = "; ".join(dict.fromkeys(str(entry.get("foundation")) for entry in entries))
+            print(dumps({**config, "foundation": foundation, **parts}))
+            return
+        if self.verbose:
+            for entry in entries:
+                load = {"max_concurrency" if entry["load_kind"] == "concurrency" else "request_rate": entry["load"]}
+                print(serving_table(entry | load, sweep.base.scoring.metric_percentiles) + "\n")
+        print(sweep_table(frame))
+        for note in acceptance_notes(point.experiment for point in sweep.points() if point.experiment.speculates):
+            print(note)
+        if differences and self.verbose and sweep.num_runs > 1:
+            print("\n" + paired_table(differences, varied(frame)))
 
 
 assert DEFAULT_RATES == (1, 2, 4, 8, 16, 32, 64), "the help of --request-rate names the default loads"
@@ -191,79 +251,3 @@ def _varied(option: Option, text: str) -> Any:
     if option.one is bool:
         return converted(option, {"true": True, "false": False}.get(text.lower(), text))
     return converted(option, text.split("+") if option.is_list else text)
-
-
-def _check(results: Sequence[str], json: bool) -> int:
-    """Check sweep folders and JSON files of runs; returns 0 if all are complete and unchanged, else 1."""
-    from pdvsim.bench.output import dumps
-    from pdvsim.bench.results import check_result
-
-    checked = {name: check_result(Path(name)) for name in results}
-    if json:
-        print(dumps({name: {"whole": whole, "lines": lines} for name, (whole, lines) in checked.items()}))
-    else:
-        for name, (_, lines) in checked.items():
-            for line in lines:
-                print(f"{name}: {line}")
-    return 0 if all(whole for whole, _ in checked.values()) else 1
-
-
-def _draw(sweep: Sweep, frame: pd.DataFrame) -> bytes:
-    from pdvsim.view.plots import sweep_png
-
-    return sweep_png(frame, asdict(sweep.base))
-
-
-def _dry_run(folder: SweepDir, args: SweepCommand) -> int:
-    """List the points and the estimated time; writes nothing."""
-    from pdvsim.bench import output
-    from pdvsim.view.comparison import points_table
-
-    folder.check(args.resume)
-    points = folder.sweep.points()
-    done = set(folder.done()) if args.resume else set()
-    state = ("to do", "done")
-    rows = [{"point": i} | p.labels | {"state": state[i in done]} for i, p in enumerate(points)]
-    needed_s = cost([p.experiment for i, p in enumerate(points) if i not in done]).core_s
-    left, cluster = max(1, len(points) - len(done)), args.scheduler is not None
-    jobs = None if cluster else min(args.jobs or cores(), left)
-    estimate = {"core_s": needed_s, "jobs": jobs, "wall_s": None if jobs is None else needed_s / jobs}
-    if args.json:
-        print(output.dumps({"points": rows, "estimate": estimate}))
-        return 0
-    print(points_table(rows))
-    spread = "spread over the cluster" if jobs is None else f"about {needed_s / jobs:.0f} s on {jobs}"
-    print(
-        f"{len(points) - len(done)} of {len(points)} points to run: an estimated {needed_s:.0f} s of one core, {spread}"
-    )
-    return 0
-
-
-def _print_sweep(frame: pd.DataFrame, config: dict[str, Any], args: SweepCommand) -> None:
-    sweep = args.sweep
-    from pdvsim.bench import output
-    from pdvsim.view.comparison import paired_table
-    from pdvsim.view.points import sweep_table
-    from pdvsim.view.serving import serving_table
-
-    entries = over_replications(frame)
-    differences = [
-        difference
-        for metric in PAIRED_METRICS
-        for difference in (paired_differences(frame, metric, sweep.archs[0]) if len(sweep.archs) > 1 else [])
-    ]
-    if args.json:
-        parts = {"points": frame.to_dict("records"), "summary": entries, "paired_differences": differences}
-        foundation = "; ".join(dict.fromkeys(str(entry.get("foundation")) for entry in entries))
-        print(output.dumps({**config, "foundation": foundation, **parts}))
-        return
-    scoring = sweep.base.scoring
-    if args.verbose:
-        for entry in entries:
-            load = {"max_concurrency" if entry["load_kind"] == "concurrency" else "request_rate": entry["load"]}
-            print(serving_table(entry | load, scoring.metric_percentiles) + "\n")
-    print(sweep_table(frame))
-    for note in acceptance_notes(point.experiment for point in sweep.points() if point.experiment.speculates):
-        print(note)
-    if differences and args.verbose and sweep.num_runs > 1:
-        print("\n" + paired_table(differences, varied(frame)))

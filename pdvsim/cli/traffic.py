@@ -48,11 +48,9 @@ class TrafficCommand(Command):
         return TraceAccount.of(Path(self.file).name, trace)
 
     def execute(self) -> int:
-        from pdvsim.bench.output import check_overwrite, dumps, optional_file, picture, save
+        from pdvsim.bench.output import dumps, optional_file, picture, save
 
-        path = optional_file(self.output)
-        if path is not None:
-            check_overwrite(path, self.overwrite)
+        path = optional_file(self.output, self.overwrite)
         statistics = self.answer()
         notes = statistics.trace.notes
         if self.json:

@@ -150,11 +150,12 @@ def experiment_of(command: str, own_policies: bool = False) -> Experiment:
 def experiment_from(settings: Mapping[str, Any], own_policies: bool = False) -> Experiment:
     """The experiment from the settings of a result or message, with the same rule; missing settings are defaults."""
     check_trusted(settings["arch"], own_policies)
-    given = {name: value for group in GROUPS for name, value in settings[group].items() if name in DEFAULTS}
-    return Experiment().with_settings(arch=settings["arch"], **{name: _value(value) for name, value in given.items()})
+    stored = {name: value for group in GROUPS for name, value in settings[group].items() if name in DEFAULTS}
+    given = {name: stored_value(value) for name, value in stored.items()}
+    return Experiment().with_settings(arch=settings["arch"], **given)
 
 
-def _value(value: Any) -> Any:
+def stored_value(value: Any) -> Any:
     """The value of a setting that was written as JSON."""
     return math.inf if value == "inf" else tuple(value) if isinstance(value, list) else value
 

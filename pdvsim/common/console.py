@@ -27,6 +27,7 @@ from pdvsim.sim.models.names import Doubt, Note
 from pdvsim.sim.reading import printable
 
 INTERNAL = 70  # EX_SOFTWARE of sysexits.h
+LONGEST = 2000  # letters of an error
 
 
 def say(program: str, text: str) -> None:
@@ -39,14 +40,6 @@ def guarded(program: str, command: Callable[[], int], last: bool = False) -> int
 
     If it is the `last` of its process, Ctrl-C has no effect after it: all is written, and Python only ends its threads.
     """
-    try:
-        return _guarded(program, command)
-    finally:
-        if last:
-            signal.signal(signal.SIGINT, signal.SIG_IGN)
-
-
-def _guarded(program: str, command: Callable[[], int]) -> int:
     _open_streams()
     try:
         with _notes_printed(program):
@@ -69,12 +62,9 @@ def _guarded(program: str, command: Callable[[], int]) -> int:
         return _refused(program, "out of memory: try a smaller --num-prompts, or --no-detailed")
     except Exception as error:
         return _crashed(program, error)
-
-
-def one_line(text: str) -> str:
-    """Any text as one printable line of limited length."""
-    line = printable(text)
-    return line if len(line) <= 2000 else line[:1997] + "..."
+    finally:
+        if last:
+            signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
 @contextmanager
@@ -98,13 +88,14 @@ def _notes_printed(program: str) -> Iterator[None]:
 
 
 def _refused(program: str, reason: str) -> int:
-    say(program, f"error: {one_line(reason)}")
+    line = printable(reason)
+    say(program, f"error: {line if len(line) <= LONGEST else f'{line[: LONGEST - 3]}...'}")
     return 2
 
 
 def _crashed(program: str, error: Exception) -> int:
     """Unexpected errors: one line, and a file to report."""
-    what = one_line(f"{type(error).__name__}: {error}")[:200]
+    what = printable(f"{type(error).__name__}: {error}")[:200]
     about = f"pdvsim {__version__}, Python {platform.python_version()}, {platform.platform()}"
     command = f"{program} {' '.join(map(repr, sys.argv[1:]))}"[:20_000]
     intro = "An error of pdvsim itself. Please report it with this file and the input files that the command names."

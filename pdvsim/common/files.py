@@ -14,6 +14,7 @@ import os
 import secrets
 import stat
 import sys
+import tempfile
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -44,7 +45,7 @@ def whole(path: Path, replace: bool = False) -> Iterator[BinaryIO]:
             target.parent.mkdir(parents=True, exist_ok=True)
         temporary = target.with_name(f".pdvsim-{secrets.token_hex(8)}.tmp")
         try:
-            with _created(temporary) as file:
+            with temporary.open("xb") as file:  # the name must be new, also as a link
                 yield file
                 file.flush()
                 os.fsync(file.fileno())
@@ -116,11 +117,7 @@ def check_writable(path: Path) -> None:
             raise OSError(errno.EACCES, os.strerror(errno.EACCES))
         if in_place(path):
             return
-        temporary = Path(os.path.realpath(path)).with_name(f".pdvsim-{secrets.token_hex(8)}.tmp")
-        try:
-            _created(temporary).close()
-        finally:  # also after Ctrl-C
-            temporary.unlink(missing_ok=True)
+        tempfile.TemporaryFile(dir=os.path.dirname(os.path.realpath(path))).close()
     except OSError as error:
         raise OSError(error.errno, error.strerror, str(path)) from None
 
@@ -143,12 +140,6 @@ def _own_output(path: Path) -> int | None:
     return None
 
 
-def _created(path: Path) -> BinaryIO:
-    """A new file; an OSError if the name exists, also as a link."""
-    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0)
-    return os.fdopen(os.open(path, flags, 0o666), "wb")
-
-
 def digest(path: Path | str) -> str | None:
     """The SHA-256 of a file's content; None if it is not a regular file."""
     try:
@@ -163,18 +154,13 @@ def sha256(data: bytes) -> str:
     return hashlib.sha256(data).hexdigest()
 
 
-def fingerprint(document: Mapping[str, Any], without: Collection[str] = (SEAL, "date")) -> str:
-    """The SHA-256 of a JSON document's content, independent of its layout, and the same on another day."""
+def sealed(document: Mapping[str, Any], without: Collection[str] = (SEAL, "date")) -> dict[str, Any]:
+    """The JSON document with the digest of its content, which is the same on another day, as the last key."""
     content = {key: value for key, value in document.items() if key not in without}
     text = json.dumps(content, sort_keys=True, separators=(",", ":"))
-    return sha256(text.encode())
-
-
-def sealed(document: Mapping[str, Any]) -> dict[str, Any]:
-    """The document with its digest as the last key."""
-    return {**document, SEAL: fingerprint(document)}
+    return {**document, SEAL: sha256(text.encode())}
 
 
 def unbroken(document: Any) -> bool:
     """Whether a document matches its seal, also one of earlier versions, whose seal is also of the date."""
-    return isinstance(document, dict) and document.get(SEAL) in (fingerprint(document), fingerprint(document, (SEAL,)))
+    return isinstance(document, dict) and document in (sealed(document), sealed(document, (SEAL,)))

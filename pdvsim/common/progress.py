@@ -7,12 +7,7 @@ from __future__ import annotations
 
 import sys
 import time
-from types import TracebackType
-from typing import TYPE_CHECKING
-
-if TYPE_CHECKING:
-    from rich.progress import Progress as Bar
-    from rich.progress import TaskID
+from typing import Any, Self
 
 LINE_EVERY_S = 10.0
 
@@ -24,26 +19,20 @@ class Progress:
     """
 
     def __init__(self, total: int, unit: str, quiet: bool = False, after_s: float = 0.5, about: bool = False) -> None:
-        self.total = total
-        self.unit = unit
-        self.about = about
+        self.total, self.unit, self.quiet, self.about = total, unit, quiet, about
         self._done = 0
         self._first: tuple[float, int] | None = None  # when some had finished, and how many
-        self.quiet = quiet
         self._terminal = sys.stderr.isatty()
         self._started_s = time.monotonic()
         self._due_s = self._started_s + (after_s if self._terminal else max(after_s, 2.0))
         self._shown = False
-        self._bar: Bar | None = None
-        self._task: TaskID | None = None
+        self._bar: Any = None  # of Rich, with its one task
 
-    def __enter__(self) -> Progress:
+    def __enter__(self) -> Self:
         self.update(0)
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         if self._bar is not None:
             self._bar.stop()
         if self._shown and error is None:
@@ -57,17 +46,15 @@ class Progress:
         if self.quiet or time.monotonic() < self._due_s:
             return
         self._shown = True
-        if not self._terminal:
-            of = f"of {'about ' if self.about else ''}{self.total} {self.unit}"
-            if done > self.total:  # it was an estimate
-                of = self.unit
-            self._say(f"{done} {of} after {self._elapsed_s:.0f} s{self._left()}")
-            self._due_s = time.monotonic() + LINE_EVERY_S
+        if self._terminal:
+            self._bar = self._bar or self._started()
+            self._bar.update(self._bar.task_ids[0], completed=done)
             return
-        if self._bar is None:
-            self._show()
-        if self._bar is not None and self._task is not None:
-            self._bar.update(self._task, completed=done)
+        of = f"of {'about ' if self.about else ''}{self.total} {self.unit}"
+        if done > self.total:  # it was an estimate
+            of = self.unit
+        self._say(f"{done} {of} after {self._elapsed_s:.0f} s{self._left()}")
+        self._due_s = time.monotonic() + LINE_EVERY_S
 
     def _left(self) -> str:
         """The time left, by the pace since the first has finished: before that, workers start."""
@@ -84,19 +71,13 @@ class Progress:
     def _say(self, text: str) -> None:
         print(f"pdvsim: {text}", file=sys.stderr, flush=True)
 
-    def _show(self) -> None:
+    def _started(self) -> Any:
+        from rich import progress
         from rich.console import Console
-        from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
-        from rich.progress import Progress as Bar
 
-        self._bar = Bar(
-            TextColumn("{task.description}"),
-            BarColumn(),
-            MofNCompleteColumn(),
-            TimeElapsedColumn(),
-            TimeRemainingColumn(),
-            console=Console(stderr=True),
-            transient=True,
-        )
-        self._task = self._bar.add_task(f"{self.unit}, about" if self.about else self.unit, total=self.total)
-        self._bar.start()
+        columns = progress.TextColumn("{task.description}"), progress.BarColumn(), progress.MofNCompleteColumn()
+        times = progress.TimeElapsedColumn(), progress.TimeRemainingColumn()
+        bar = progress.Progress(*columns, *times, console=Console(stderr=True), transient=True)
+        bar.add_task(f"{self.unit}, about" if self.about else self.unit, total=self.total)
+        bar.start()
+        return bar

@@ -64,17 +64,6 @@ def test_groups_differ_by_load_lanes_and_what_is_demanding() -> None:
     assert groups(arrivals, 100.0, 0.0)[0] == "open, lanes"
 
 
-@pytest.mark.parametrize("metric", ["mean_ttft_ms", "mean_tpot_ms", "p99_itl_ms"])
-def test_long_prompts_have_bars_of_their_own(metric: str, errors: Errors) -> None:
-    short = serving("pdv", pair=LONG)
-    short = replace(short, traffic=replace(short.traffic, max_concurrency=None, request_rate=2.0))
-    long = replace(short, traffic=replace(short.traffic, input_len=2000))
-    few, many = (spanned(simulate(experiment))[f"{metric}_error"] for experiment in (short, long))
-    known = errors.bars["any machine"]
-    assert (few, many) == (known["open, lanes"][metric], known["open, lanes, demanding"][metric])
-    assert few != many
-
-
 @pytest.mark.parametrize(("experiment", "why"), [
     (serving(named(Mine)), "Mine"),
     (replace(serving(named(Mine)), hardware=Hardware(gpu="a100-80gb")), "Mine"),

@@ -210,7 +210,7 @@ def test_ctrl_c_and_kills_leave_a_folder_to_continue(tmp_path: Path, when: str) 
     It prints one line. The processes of a killed sweep end too.
     """
     folder, chance = tmp_path / "s", random.Random(int(os.environ.get("PDVSIM_SOAK", 0)))
-    command = [sys.executable, "-m", "pdvsim.cli", "sweep", *LONG, "-o", str(folder)]
+    command = [sys.executable, "-m", "pdvsim", "sweep", *LONG, "-o", str(folder)]
     quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.PIPE}
     running = subprocess.Popen(command, text=True, start_new_session=True, **quiet)
     try:

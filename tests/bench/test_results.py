@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from resultdirs import BASE, WARMUP, asked, edited_sweep, experiment, sweep_folder
+from resultdirs import BASE, WARMUP, asked, content, edited_sweep, experiment, sweep_folder
 
 from pdvsim.bench.pool import Outcome
 from pdvsim.bench.results import Results, label, load, records
@@ -17,11 +17,14 @@ from pdvsim.bench.rows import ROWS, Rows
 from pdvsim.cli import main
 from pdvsim.cli.report import ReportCommand
 from pdvsim.common.commandline import parse
-from pdvsim.common.files import sealed
 from pdvsim.sim.metrics.summary import latencies_s
 from pdvsim.sim.run import simulate
 
-RUN = ["run", "--dataset-name", "random", "--input-len", "32", "--output-len", "8", "--num-prompts", "8"]
+SMALL = ["--dataset-name", "random", "--input-len", "32", "--output-len", "8", "--num-prompts", "6", "--save-detailed"]
+SWEEP = ["sweep", *SMALL, "--arch", "pdv", "--concurrency", "1,2", "--jobs", "1"]
+RUN = ["run", *SMALL[:-1]]
+
+pytestmark = pytest.mark.usefixtures("quick_plots_in_module")
 
 
 @pytest.fixture(scope="module")
@@ -52,68 +55,34 @@ def test_a_sweep_comes_back_with_its_records(folder: Path) -> None:
 
 
 @pytest.fixture(scope="module")
-def detailed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A sweep and a run, with records, as the commands write them."""
-    folder = tmp_path_factory.mktemp("detailed")
-    small = ["--num-prompts", "8", "--output-len", "8", "--save-detailed"]
-    point = ["--arch", "pd", "--request-rate", "8", "--jobs", "1"]
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("pdvsim.view.plots.sweep_png", lambda points, base: b"")  # tested elsewhere
-        assert main(["sweep", *point, *small, "-o", str(folder / "sweep")]) == 0
-    assert main(["run", *small, "-o", str(folder / "run.json")]) == 0
+    folder = tmp_path_factory.mktemp("whole")
+    assert main([*SWEEP, "-o", str(folder / "sweep")]) == 0
+    assert main(["run", *SMALL, "-o", str(folder / "run.json")]) == 0
+    for result in ("sweep", "run.json"):
+        assert main(["sweep", "--check", str(folder / result)]) == 0
+        assert main(["report", str(folder / result), "-o", str(folder / "report.html")]) == 0
     return folder
 
 
-def test_a_path_may_contain_spaces_and_commas(detailed: Path, tmp_path: Path) -> None:
-    folder = str(shutil.copytree(detailed / "sweep", tmp_path / "my sweep, again"))
-    run = str(shutil.copy(detailed / "run.json", tmp_path / "a run.json"))
-    assert load(parse(ReportCommand, [folder, run]).results).points["results"].tolist() == ["my sweep, again", "a run"]
+def test_a_path_may_contain_spaces_and_commas(whole: Path, tmp_path: Path) -> None:
+    folder = str(shutil.copytree(whole / "sweep", tmp_path / "my sweep, again"))
+    run = str(shutil.copy(whole / "run.json", tmp_path / "a run.json"))
+    names = load(parse(ReportCommand, [folder, run]).results).points["results"].unique()
+    assert names.tolist() == ["my sweep, again", "a run"]
     assert main(["sweep", "--check", folder]) == 0
     assert main(["report", folder, "-o", str(tmp_path / "a report.html")]) == 0
     assert (tmp_path / "a report.html").exists()
 
 
-def test_missing_records_are_named(detailed: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    shutil.copy(detailed / "run.json", tmp_path)
+def test_missing_records_are_named(whole: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    shutil.copy(whole / "run.json", tmp_path)
     assert main(["report", str(tmp_path / "run.json"), "-o", str(tmp_path / "report.html")]) == 0
     assert "run: no histograms" in capsys.readouterr().err
-    shutil.copytree(detailed / "sweep", tmp_path / "sweep", ignore=shutil.ignore_patterns("details"))
+    shutil.copytree(whole / "sweep", tmp_path / "sweep", ignore=shutil.ignore_patterns("details"))
     assert main(["report", str(tmp_path / "sweep"), "-o", str(tmp_path / "report.html")]) == 0
-    assert "sweep: no histograms of 1 of 1 points" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize(("place", "value"), [
-    (("config", "acceptance"), []),
-    (("config", "acceptance", "acceptance_rate"), [0.7]),
-    (("config", "acceptance", "synthetic_acceptance_rates"), [[0.7]]),
-    (("config", "server", "num_speculative_tokens"), {"a": 1}),
-    (("config", "traffic", "random_range_ratio"), "x"),
-    (("config", "hardware", "gpu"), 3),
-    (("config", "scoring", "warmup_requests"), None),
-    (("config",), 7),
-    (("arch",), ["pdv"]),
-    (("clock",), ["x"]),
-    (("seed",), "x"),
-    (("records_sha256",), ["x"]),
-    (("request_rate",), "fast"),
-    (("schema_version",), 7),
-    (("p99_itl_ms",), "fast"),
-    (("spec_decode_per_position_acceptance_rates",), ["x", 0.3]),
-])  # fmt: skip
-def test_a_run_with_a_field_of_another_type_is_refused_by_file_and_field(
-    place: tuple[str, ...], value: object, detailed: Path, tmp_path: Path, refused: Callable[..., str]
-) -> None:
-    """Sealed again, so that its digest does not give it away."""
-    document = json.loads((detailed / "run.json").read_text())
-    holder = document
-    for key in place[:-1]:
-        holder = holder[key]
-    holder[place[-1]] = value
-    path = tmp_path / "run.json"
-    path.write_text(json.dumps(sealed(document)))
-    line = refused(["report", str(path), "-o", str(tmp_path / "report.html")])
-    assert str(path) in line
-    assert place[-1] in line
+    assert "sweep: no histograms of 2 of 2 points" in capsys.readouterr().err
 
 
 def test_runs_of_one_workload_are_one_table_and_others_are_kept_apart(tmp_path: Path) -> None:
@@ -175,3 +144,90 @@ def test_a_sweep_that_lacks_points_says_so(
         assert main(argv) == 0
         lines = capsys.readouterr().err.splitlines()
         assert [line for line in lines if " points" in line] == [f"pdvsim: {line}" for line in says]
+
+
+# damage: `sweep --check` and every reader name the file, and --resume restores it ------------------------------------
+
+
+def altered(path: Path) -> None:
+    """Other figures in the same form: only the digest differs."""
+    text = path.read_text()
+    before, name, after = text.rpartition('"output_throughput": ')
+    path.write_text(f"{before}{name}1{after}" if name else text.replace('"date": "2', '"date": "3'))
+    assert path.read_text() != text
+
+
+def flipped(path: Path) -> None:
+    """One bit is another."""
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)
+
+
+def linked(path: Path) -> None:
+    path.unlink()
+    path.symlink_to("/dev/zero")
+
+
+SPOIL: dict[str, Callable[[Path], object]] = {
+    "altered": altered,
+    "flipped": flipped,
+    "gone": Path.unlink,
+    "empty": lambda path: path.write_bytes(b""),
+    "cut": lambda path: path.write_bytes(path.read_bytes()[:-100]),
+    "a list": lambda path: path.write_text("[]"),
+    "not text": lambda path: path.write_bytes(b"\xff"),
+    "a link to a device": linked,
+}
+RECORDS = "details/00001.requests.parquet"
+SPOILT = [
+    *((ROWS, how) for how in ("altered", "cut", "gone", "empty", "not text")),
+    *((RECORDS, how) for how in ("flipped", "gone", "cut", "a link to a device")),
+]
+
+
+@pytest.mark.parametrize(("name", "how"), SPOILT)
+def test_a_damaged_sweep_is_named_and_made_again(
+    name: str,
+    how: str,
+    whole: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    refused: Callable[..., str],
+    ran: list[int | None],
+) -> None:
+    folder = Path(shutil.copytree(whole / "sweep", tmp_path / "sweep"))
+    SPOIL[how](folder / name)
+    capsys.readouterr()
+    assert main(["sweep", "--check", str(folder)]) == 1
+    assert name in capsys.readouterr().out
+    assert str(folder / name) in refused(["report", str(folder), "-o", str(tmp_path / "report.html")])
+    ran.clear()
+    assert main([*SWEEP, "--resume", "-o", str(folder)]) == 0
+    assert ran == (
+        [1, 2] if name == ROWS and how in ("gone", "empty", "not text") else [2] if name in (ROWS, RECORDS) else []
+    )  # what was hit
+    assert {**content(folder), ROWS: b""} == {**content(whole / "sweep"), ROWS: b""}
+    assert not (folder / name).is_symlink()
+    assert main(["sweep", "--check", str(folder)]) == 0
+
+
+@pytest.mark.parametrize(("name", "how"), [
+    ("run.json", "altered"),
+    ("run.requests.parquet", "flipped"),
+    ("run.deliveries.parquet", "flipped"),
+    ("run.launches.parquet", "gone"),
+])  # fmt: skip
+def test_a_damaged_run_is_named(
+    name: str, how: str, whole: Path, tmp_path: Path, refused: Callable[..., str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    for path in whole.glob("run.*"):
+        shutil.copy(path, tmp_path)
+    SPOIL[how](tmp_path / name)
+    result = str(tmp_path / "run.json")
+    capsys.readouterr()
+    assert main(["sweep", "--check", result, "--json"]) == 1
+    assert json.loads(capsys.readouterr().out)[result]["whole"] is False
+    assert str(tmp_path / name) in refused(["report", result, "-o", str(tmp_path / "report.html")])
+    if name == "run.json":  # pictures are of the figures, not of the records
+        refused(["plot", result, "--var-y", "mean_ttft_ms", "-o", str(tmp_path / "plots")])

@@ -23,9 +23,9 @@ from resultdirs import content, edited_sweep
 import pdvsim
 from pdvsim.bench import rows as rows_module
 from pdvsim.bench import run as run_module
-from pdvsim.bench.folder import SweepDir
 from pdvsim.bench.pool import Outcome
 from pdvsim.bench.rows import ROWS, Rows, cache_rows, locked
+from pdvsim.bench.run import SweepDir
 from pdvsim.bench.sweep import Sweep
 from pdvsim.cli import main
 from pdvsim.common.files import TEMPORARY
@@ -76,19 +76,6 @@ def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.fixture
-def ran(monkeypatch: pytest.MonkeyPatch) -> list[int | None]:
-    """The concurrency of every run that is simulated."""
-    loads: list[int | None] = []
-
-    def counted(experiment: Experiment) -> Result:
-        loads.append(experiment.traffic.max_concurrency)
-        return simulate(experiment)
-
-    monkeypatch.setattr(run_module, "simulate", counted)
-    return loads
-
-
 def test_killed_at_random_moments_and_resumed(tmp_path: Path, uninterrupted: Path) -> None:
     """Killed eight times, before a file is on the disk or has its name, or at any moment; then one run to the end.
 
@@ -97,7 +84,7 @@ def test_killed_at_random_moments_and_resumed(tmp_path: Path, uninterrupted: Pat
     chance = random.Random(int(os.environ.get("PDVSIM_SOAK", 0)))
     folder = tmp_path / "killed"
     forks = multiprocessing.get_context("forkserver")  # a fresh process each time, without a fresh import
-    used = ["pdvsim.cli.sweep", "pdvsim.bench.run", "pdvsim.bench.folder", "pyarrow.parquet", "pdvsim.view.plots"]
+    used = ["pdvsim.cli.sweep", "pdvsim.bench.run", "pyarrow.parquet", "pdvsim.view.plots"]
     forks.set_forkserver_preload([*used, "matplotlib.backends.backend_agg"])
     argv = ["sweep", *SMALL, *LOADS, "-o", str(folder), "--resume"]
     seen = []
@@ -141,7 +128,6 @@ def test_a_folder_is_continued_with_other_flags(
 @pytest.mark.parametrize(("change", "says"), [
     ({}, ["8 of 8 points", "--resume"]),
     ({"schema_version": 1}, ["schema_version is 1", ROWS]),
-    ({"points": [7]}, ["no sweep of this version", ROWS]),
 ])  # fmt: skip
 def test_a_sweep_in_the_folder_is_left_alone(
     change: dict[str, Any], says: list[str], refused: Callable[..., str], uninterrupted: Path, tmp_path: Path

@@ -97,7 +97,7 @@ def main() -> None:
     help_s = []
     for _ in range(5):
         begin = time.perf_counter()
-        subprocess.run([sys.executable, "-m", "pdvsim.cli", "--help"], check=True, capture_output=True)
+        subprocess.run([sys.executable, "-m", "pdvsim", "--help"], check=True, capture_output=True)
         help_s.append(time.perf_counter() - begin)
     figures["help_s"] = min(help_s)
     for arch in ("colocated", "pdv"):

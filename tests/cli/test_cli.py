@@ -26,7 +26,7 @@ SMALL = ["--num-prompts", "8", "--dataset-name", "random", "--input-len", "32", 
 def test_unwritable_outputs_are_refused_before_the_run(
     refused: Callable[..., str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for name in ("folder", "band"):  # before the patch: they would keep None under a name of their own
+    for name in ("run", "band"):  # before the patch: they would keep None under a name of their own
         importlib.import_module(f"pdvsim.bench.{name}")
     monkeypatch.setattr("pdvsim.sim.run.simulate", None)
     (tmp_path / "file").touch()

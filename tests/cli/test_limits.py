@@ -18,7 +18,7 @@ import fuzzcases
 import pytest
 
 from pdvsim import cli
-from pdvsim.bench.estimate import cost, forewarning
+from pdvsim.bench.inputs import cost, forewarning
 from pdvsim.bench.sweep import Sweep
 from pdvsim.common import console
 from pdvsim.sim.config import Experiment, Traffic
@@ -33,7 +33,7 @@ from pdvsim.sim.prices.reach import Reach
 ROOT = Path(cli.__file__).parents[2]
 CONFIGS = ("pdvsim.cli.run", "pdvsim.sim.config", "pdvsim.sim.workload.options", "pdvsim.sim.policies.options",
            "pdvsim.sim.prices.options", "pdvsim.realrun.machine", "pdvsim.cli.realrun",
-           "pdvsim.decide.options", *map(cli.module_of, cli.COMMANDS),
+           "pdvsim.decide.options", *(cli.command_class(name).__module__ for name in cli.COMMANDS),
            *(f"pdvsim.cli.validate.{name}" for name in ("base", "bench", "launches", "runs", "serve", "silicon")),
            *(f"pdvsim.decide.{name}" for name in ("capacity", "question", "draft_table", "winners", "goal",
                                                   "space")))  # fmt: skip
@@ -155,7 +155,7 @@ def test_no_memory_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
 
 def shell(command: str, **env: str) -> subprocess.CompletedProcess[str]:
     whole = os.environ | {"PYTHONPATH": str(ROOT)} | env
-    line = command.replace("pdvsim", f"{sys.executable} -m pdvsim.cli")
+    line = command.replace("pdvsim", f"{sys.executable} -m pdvsim")
     return subprocess.run(["bash", "-c", line], env=whole, capture_output=True, text=True, check=False)
 
 
@@ -204,7 +204,7 @@ def test_long_and_large_runs_say_so_beforehand(monkeypatch: pytest.MonkeyPatch) 
     short, longer = (cost(one_run(num_prompts=50, dataset_name="random", output_len=n)) for n in (900, 9000))
     assert longer.core_s > 3 * short.core_s
     assert longer.run_bytes == short.run_bytes
-    monkeypatch.setattr("pdvsim.bench.estimate.memory_bytes", lambda: 10**6)
+    monkeypatch.setattr("pdvsim.bench.inputs.memory_bytes", lambda: 10**6)
     assert "GB" in forewarning(one_run(num_prompts=50_000), 1)
 
 

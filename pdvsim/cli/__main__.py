@@ -1,7 +1,0 @@
-"""`python -m pdvsim.cli` is `pdvsim`."""
-
-import sys
-
-from pdvsim.cli import main
-
-sys.exit(main())
