@@ -9,10 +9,11 @@ from pathlib import Path
 import pytest
 
 from pdvsim.cli import main
+from pdvsim.published import TableName
+from pdvsim.published.models import ThreeWayModel
 from pdvsim.published.program import Score
-from pdvsim.published.reproduce import Reproduction, TableCell, TableName, reproduce
+from pdvsim.published.reproduce import Reproduction, TableCell, reproduce
 from pdvsim.published.tables import Figure, Key, Published, TableRow, load_published
-from pdvsim.published.three_way import ThreeWayModel
 
 TABLES: tuple[TableName, ...] = ("three-way", "poisson-30s", "model-comparison")
 
