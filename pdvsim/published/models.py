@@ -27,11 +27,11 @@ import numpy as np
 
 from pdvsim.published.program import (
     K,
-    Lanes,
+    PoissonLanes,
+    PoissonUnified,
     PublishedJob,
     Score,
     StaticBatches,
-    Unified,
     WholeSequence,
     coin_for,
     drawn_rounds,
@@ -68,7 +68,7 @@ SINGLE, FIVE = 1, 3  # the "concurrency" of the rows of one and of five requests
 RATES_PER_S = {5: 2.0, 20: 5.0}  # of arrivals, by the number of requests: model_comparison
 SAME_PROMPT = 0, 3  # of five requests: the programs' seed gives these two the same prompt
 
-LANES: dict[str, type[Lanes]] = {"pd": Lanes, "pdv-unified": Unified}
+LANES: dict[str, type[PoissonLanes]] = {"pd": PoissonLanes, "pdv-unified": PoissonUnified}
 BANDWIDTH_BYTES_PER_S = 2.039e12  # A100-80GB's data sheet
 POISSON_TOKENS = 20
 WINDOW_S, CUTOFF_S = 30.0, 60.0
@@ -282,7 +282,7 @@ class PoissonModel(CalibratedModel):
         self.draft_s = {label: self._draft_s(label) for label in POISSON_PAIRS}
         self._coins: dict[tuple[str, str, int], float] = {}
 
-    def program(self, label: str, arch: str, concurrency: int) -> Lanes:
+    def program(self, label: str, arch: str, concurrency: int) -> PoissonLanes:
         """The program of a row."""
         return LANES[arch](concurrency, self.draft_s[label], self.target_s)
 
@@ -324,7 +324,7 @@ def poisson_jobs(concurrency: int, coin: float, seed: int) -> list[PublishedJob]
     return [PublishedJob(arrival_s, drawn_rounds(rng, coin, POISSON_TOKENS)) for arrival_s in arrivals]
 
 
-def poisson_scores(program: Lanes, coin: float, runs: int, seed: int) -> list[Score]:
+def poisson_scores(program: PoissonLanes, coin: float, runs: int, seed: int) -> list[Score]:
     """A row as published, once per replication."""
     jobs = (poisson_jobs(program.limit, coin, seed + run) for run in range(runs))
     return [score(serve(program, each, CUTOFF_S), CUTOFF_S) for each in jobs]

@@ -203,7 +203,7 @@ class StaticBatches:
 
 
 @dataclass(frozen=True)
-class Lanes:
+class PoissonLanes:
     """A prefill thread admits while fewer than `limit` requests are active; a decode thread goes round all of them.
 
     `poisson_30s`, pd. With a KV cache and short sequences every forward at batch 1 takes the same time: it reads the
@@ -264,7 +264,7 @@ class Lanes:
             yield gpu.run(seconds)
 
 
-class Unified(Lanes):
+class PoissonUnified(PoissonLanes):
     """One thread: a turn admits at most one request while fewer than `limit` queue to decode, then goes round all.
 
     `poisson_30s`, pdv-unified. With one admission per turn, the requests in flight limit themselves to about the rounds
@@ -289,7 +289,7 @@ class Unified(Lanes):
 
 
 def serve(
-    program: StaticBatches | Lanes, jobs: list[PublishedJob], cutoff_s: float | None = None
+    program: StaticBatches | PoissonLanes, jobs: list[PublishedJob], cutoff_s: float | None = None
 ) -> list[PublishedJob]:
     """Let the jobs, in the order of their arrivals, arrive and be served, up to the cut-off; returns them."""
     env = simpy.Environment()
