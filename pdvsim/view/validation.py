@@ -206,15 +206,19 @@ def nearest_pair(candidate: Experiment | None, rows: Sequence[Mapping[str, Any]]
         return []
     hardware, method, k = candidate.hardware, candidate.server.drafted_by, max(1, candidate.longest_draft)
     clients = max(1.0, sum(row["request_throughput"] * row["mean_e2el_ms"] / 1e3 for row in rows) / len(rows))
-    pairs = [pair for pair in read_pairs() if (pair.drafted.engine, pair.method) == (hardware.predicted_engine, method)]
+    asked = hardware.predicted_engine, method
+    pairs = [p for p in read_pairs() if (p.drafted.experiment.hardware.engine, p.method) == asked]
 
     def distance(pair: MeasuredPair) -> tuple[bool, bool, float]:
-        side = pair.drafted
-        off = abs(math.log(side.k / k)) + abs(math.log(side.concurrency / clients))
-        return side.pair.partition(":")[2] != candidate.pair.target.name, side.card != hardware.gpu, off
+        side = pair.drafted.experiment
+        off = abs(math.log(side.longest_draft / k)) + abs(math.log((side.traffic.max_concurrency or 1) / clients))
+        return side.server.pair.partition(":")[2] != candidate.pair.target.name, side.hardware.gpu != hardware.gpu, off
 
     for pair in sorted(pairs, key=distance)[:1]:
-        side = pair.drafted
-        where = f"{side.engine} {side.version} on {side.card}, {side.pair}, k={side.k}, concurrency {side.concurrency}"
-        return [f"measured nearest to this: {where}: {pair.speedup:.2f} times as fast with drafts ({pair.source})"]
+        side, speedup = pair.drafted.experiment, pair.measured["speedup"]
+        where = (
+            f"{side.hardware.engine} {pair.drafted.version} on {side.hardware.gpu}, {side.server.pair}, "
+            f"k={side.longest_draft}, concurrency {side.traffic.max_concurrency}"
+        )
+        return [f"measured nearest to this: {where}: {speedup:.2f} times as fast with drafts ({pair.source})"]
     return [f"no pair of {hardware.predicted_engine} servers with and without {method} drafts was measured"]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 from pdvsim.bench.join import grouped, simulations, some_of
@@ -36,8 +36,8 @@ class ValidateSpeculation(MeasuredServers):
     def answer(self) -> Compared:
         """Measured pairs, of one engine or all, and what is predicted for them."""
         engines = ("vllm", "sglang", "trtllm") if self.speculation == "all" else (self.speculation,)
-        pairs = [pair for pair in read_pairs() if pair.held_out == self.held_out and pair.drafted.engine in engines]
-        pairs = list(some_of(pairs, self.rows))
+        pairs = [pair for pair in read_pairs() if pair.held_out == self.held_out]
+        pairs = list(some_of([p for p in pairs if p.drafted.experiment.hardware.engine in engines], self.rows))
         done = simulations(_task, pairs, "pairs", self.jobs, self.json, cost)
         predictions = [joined(pairs[at], row["sides"]) for at, row in sorted(done.rows.items())]
         document = {
@@ -47,34 +47,38 @@ class ValidateSpeculation(MeasuredServers):
                 name: {key: error_cells(group) for key, group in sorted(grouped(predictions, label).items())}
                 for name, label in GROUPS.items()
             },
-            "lengths": list(map(asdict, best_lengths(predictions))),
+            "lengths": best_lengths(predictions),
             "failures": {pairs[at].setting: reason for at, reason in done.failures.items()},
         }
         return Compared(document, _text(document), done.unfinished)
 
 
 def _task(index: int, pair: MeasuredPair) -> dict[str, Any]:
-    return {"sides": (figures_of(pair.plain), figures_of(pair.drafted))}
+    return {"sides": (figures_of(pair.drafted.without), figures_of(pair.drafted))}
 
 
 def _row(one: PredictedPair) -> dict[str, Any]:
     """A pair as the document has it."""
-    side = one.of.drafted
+    hardware, server = one.of.drafted.experiment.hardware, one.of.drafted.experiment.server
     return {
-        "engine": side.engine, "version": side.version, "card": side.card, "pair": side.pair,
-        "method": one.of.method_class, "k": side.k, "concurrency": side.concurrency,
+        "engine": hardware.engine, "version": one.of.drafted.version, "card": hardware.gpu, "pair": server.pair,
+        "method": one.of.method_class, "k": server.num_speculative_tokens, "concurrency": _clients(one),
         "measured": one.measured["speedup"], "predicted": one.predicted["speedup"], "source": one.of.source,
     }  # fmt: skip
 
 
+def _clients(one: PredictedPair) -> int:
+    return one.of.drafted.experiment.traffic.max_concurrency or 0
+
+
 def _concurrency(one: PredictedPair) -> str:
-    groups = (f"up to {most}" for most in CONCURRENCIES if one.of.drafted.concurrency <= most)
+    groups = (f"up to {most}" for most in CONCURRENCIES if _clients(one) <= most)
     return next(groups, f"above {CONCURRENCIES[-1]}")
 
 
 GROUPS: dict[str, Callable[[PredictedPair], str]] = {
-    "engine and method": lambda one: f"{one.of.drafted.engine} {one.of.method_class}",
-    "draft length": lambda one: f"k={one.of.drafted.k}",
+    "engine and method": lambda one: f"{one.of.drafted.experiment.hardware.engine} {one.of.method_class}",
+    "draft length": lambda one: f"k={one.of.drafted.experiment.longest_draft}",
     "concurrency": _concurrency,
     "all": lambda one: "all",
 }
