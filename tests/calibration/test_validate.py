@@ -19,7 +19,6 @@ from pdvsim.calibration.validate.compare import (
     Validation,
     bars,
     covered,
-    cross_hits,
     dataset,
     document,
     hits_of,
@@ -150,7 +149,7 @@ def test_bars_hold_nine_of_ten_in_every_group(everything: Validation, known: Kno
     runs and more, by metric, architecture, pair, data set, load, prompt length, reach, drafter and controller.
     """
     seen, held = everything.by_machine(held_out=False)[known], everything.by_machine(held_out=True)[known]
-    coverage = covered(cross_hits(seen) + hits_of(held, bars(seen)))
+    coverage = covered(hits_of(seen) + hits_of(held, bars(seen)))
     served = {one.run.id for one in (*seen, *held)}  # one of the twelve questions was served twice
     assert coverage["runs"] == len(served) >= 120
     groups = {(kind, name): part for kind in coverage if kind[:3] == "by_" for name, part in coverage[kind].items()}
@@ -305,7 +304,7 @@ def test_bars_hold_nine_of_ten_by_hand() -> None:
     assert held["by_metric"]["p99_itl_ms"] == {"runs": 19, "covered": pytest.approx(18 / 19)}
     assert held["by_arch"] == {"pd": {"runs": 19, "covered": pytest.approx(18 / 19)}}
     # each against the other 18, of which the 17th and a tenth of the way to the 18th counts: not 1.18, nor 1.19
-    assert covered(cross_hits(some))["covered"] == pytest.approx(17 / 19)
+    assert covered(hits_of(some))["covered"] == pytest.approx(17 / 19)
     fewer = covered(hits_of(checked([made(users=None, request_rate=3.0)], 100.0), {"any": {"mean_ttft_ms": 0.1}}))
     assert fewer["by_metric"] == {"mean_ttft_ms": {"runs": 1, "covered": 1.0}}  # of a load without bars of its own
 
