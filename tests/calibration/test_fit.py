@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import pandas as pd
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from pdvsim.bench.join import middle
-from pdvsim.calibration.fit.corun import errors, fit_groups, slowdowns
+from pdvsim.calibration.fit.corun import Group, Member, errors, fit_groups, slowdowns
 from pdvsim.calibration.fit.corun import measured as measured_slowdowns
 from pdvsim.calibration.fit.forward import Kernels, Model, fit_solo
-from pdvsim.calibration.fit.pairs import Group, Member, Pairs, Ratios
 from pdvsim.calibration.fit.points import medians, price_s, tokens_of
 from pdvsim.profiler import grid
 from pdvsim.realrun.engine.buckets import CHUNK_BUCKETS, ROW_BUCKETS
@@ -235,31 +231,6 @@ def test_what_is_measured_of_a_prompt_comes_back() -> None:
     for measured, prompt, ratio in ((ratios.wait, 380, 2.0), (ratios.room, 600, 0.7)):
         others = np.median([factor for (_, tokens), factor in measured.items() if tokens != prompt])
         assert measured["a", prompt] / others == pytest.approx(ratio, rel=0.15)
-
-
-@given(
-    st.lists(
-        st.tuples(
-            *(st.floats(1e-3, 1.0), st.floats(1e-3, 1.0), st.floats(1e-6, 1e-2), st.floats(0.0, 0.9)),
-            *(st.floats(0.0, 1.0), st.floats(0.0, 1.0), st.booleans(), st.integers(0, 2)),
-            st.sampled_from((0, 64, 128)),
-        ),
-        min_size=2, max_size=2,
-    )
-)  # fmt: skip
-def test_pairs_in_arrays_share_as_they_do_one_by_one(figures: list[tuple[Any, ...]]) -> None:
-    names = ("compute", "bandwidth", "layer_s", "empty", "small_kernel_share", "experts_read", "eight_bits", "priority",
-             "prompt")  # fmt: skip
-    members = [
-        Member(kind="verify", model="a", measured=0.5, solo_s=1.0, **dict(zip(names, each, strict=True)))
-        for each in figures
-    ]
-    pair, ratios = Group("a:b", "", members), Ratios({("a", 64): 0.8, ("a", 128): 1.3}, {("a", 64): 0.9})
-    fit = replace(HELD, expert_weight=2.0, small_expert_weight=1.2, small_expert_hold=1.1)
-    arrays = Pairs([pair])
-    for known in (Ratios(), replace(ratios, room={}), ratios):  # what is kept of other ratios is not used
-        logs = arrays.log_errors(fit, known)
-        assert sorted(np.exp(logs) / 0.5) == pytest.approx(sorted(slowdowns([pair], fit, known)), rel=1e-9)
 
 
 def test_the_room_of_8_bit_products_is_fitted_apart() -> None:
