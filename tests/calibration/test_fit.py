@@ -233,39 +233,27 @@ def test_what_is_measured_of_a_prompt_comes_back() -> None:
         assert measured["a", prompt] / others == pytest.approx(ratio, rel=0.15)
 
 
-def test_the_room_of_8_bit_products_is_fitted_apart() -> None:
-    """It comes back, with what priority is worth next to them."""
-    dense, eight = (
-        [group(o, n, t, us, bits) for o in (True, False) for n in (True, False) for t in (True, False)
+@pytest.mark.parametrize(
+    "figures", [{"hold_8bit": 0.85, "weight_8bit": 1.2}, {"small_expert_weight": 1.3, "small_expert_hold": 1.1}]
+)
+def test_what_8_bits_and_small_kernels_between_experts_share_is_fitted_apart(figures: dict[str, float]) -> None:
+    """It comes back, and what dense launches have stays as it was."""
+    bits = "hold_8bit" in figures
+    dense, others = (
+        [group(o, n, t, us, eight_bits) for o in (True, False) for n in (True, False) for t in (True, False)
          for us in (150.0, 380.0, 800.0)]
-        for bits in (False, True)
+        for eight_bits in (False, bits)
     )  # fmt: skip
-    (alone, _), (both, _) = fit_groups(dense), fit_groups(dense + eight)
-    assert alone.hold_8bit == 1
-    assert both.hold_8bit == pytest.approx(0.85, abs=0.02)
-    assert both.weight_8bit == pytest.approx(1.2, rel=0.05)
-    assert replace(both, hold_8bit=1.0, weight_8bit=1.0) == alone
-    assert np.abs(errors(eight, alone)).mean() > 5 * np.abs(errors(eight, both)).mean()
-
-
-def test_small_kernels_between_experts_are_fitted_apart() -> None:
-    """Their weight and room come back, and what dense launches have stays as it was."""
-    dense, small = (
-        [group(o, n, t, us) for o in (True, False) for n in (True, False) for t in (True, False)
-         for us in (150.0, 380.0, 800.0)]
-        for _ in range(2)
-    )  # fmt: skip
-    made_by = replace(HELD, small_expert_weight=1.3, small_expert_hold=1.1)
-    for each in small:
+    for each in others if not bits else ():
         draft, *targets = each.members
         draft.experts_read, draft.small_kernel_share = 0.8, 0.1
         for target in targets:
             target.model = "mixture"
-        for member, slowdown in zip(each.members, slowdowns([each], made_by), strict=True):
+        for member, slowdown in zip(each.members, slowdowns([each], replace(HELD, **figures)), strict=True):
             member.measured = 1 / slowdown
-    (alone, _), (both, _) = fit_groups(dense), fit_groups(dense + small)
-    assert alone.small_expert_weight == alone.small_expert_hold == 1
-    assert both.small_expert_weight == pytest.approx(1.3, rel=0.05)
-    assert both.small_expert_hold == pytest.approx(1.1, rel=0.02)
-    assert replace(both, small_expert_weight=1.0, small_expert_hold=1.0, expert_weight=1.0) == alone
-    assert np.abs(errors(small, alone)).mean() > 5 * np.abs(errors(small, both)).mean()
+    (alone, _), (both, _) = fit_groups(dense), fit_groups(dense + others)
+    for name, value in figures.items():
+        assert getattr(alone, name) == 1
+        assert getattr(both, name) == pytest.approx(value, rel=0.02 if "hold" in name else 0.05)
+    assert replace(both, expert_weight=1.0, **dict.fromkeys(figures, 1.0)) == alone
+    assert np.abs(errors(others, alone)).mean() > 5 * np.abs(errors(others, both)).mean()

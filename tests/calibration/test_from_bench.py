@@ -201,14 +201,6 @@ def test_a_correction_names_its_engine(
     assert json.loads(capsys.readouterr().out)["profile"] == "h200-sglang"
 
 
-def test_a_correction_without_an_engine_is_for_ours(tmp_path: Path) -> None:
-    """As of `realrun`, or written before files named it."""
-    machine = tmp_path / "truth.json"
-    machine.write_text(json.dumps(TRUTH))
-    assert Hardware("h100-sxm", machine=str(machine)).predicted_engine == "pdvsim"
-    assert Hardware("h100-sxm", machine=str(machine), engine="vllm").predicted_engine == "vllm"
-
-
 SERVED = Path(__file__).parents[2] / "calibration" / "data" / "h200" / "foreign-engine"
 LOADS = ("c4", "c16", "c48")
 

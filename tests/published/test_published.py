@@ -24,7 +24,7 @@ from pdvsim.published.program import (
     score,
     serve,
 )
-from pdvsim.published.tables import five_requests, load_published, many_requests, tokens_and_rounds
+from pdvsim.published.tables import five_requests, load_published, many_requests
 from pdvsim.sim.models.presets import pair
 
 
@@ -52,11 +52,6 @@ def test_even_rounds_spread_all_tokens(rounds: int, data: st.DataObject) -> None
     emits = even_rounds(tokens, rounds)
     assert (len(emits), sum(emits)) == (rounds, tokens)
     assert max(emits) - min(emits) <= 1
-
-
-def test_even_rounds_refuse_what_no_round_emits() -> None:
-    with pytest.raises(ValueError, match=r"25 to 100 .* 101"):
-        even_rounds(101, 25)
 
 
 def test_mean_acceptance_is_that_of_drawn_requests() -> None:
@@ -165,23 +160,6 @@ def test_where_all_complete_time_runs_to_the_last_completion() -> None:
     found = score(served("pdv-unified", cutoff_s=60), 60)
     assert found["throughput_completed_only"] == pytest.approx(10 / 3.8)
     assert score([PublishedJob(0.0, (4,))], 60)["throughput_completed_only"] == 0
-
-
-def test_three_way_metrics_of_a_case_by_hand() -> None:
-    jobs = [PublishedJob(0.0, (1,) * n) for n in (2, 1)]
-    three_way("pd", jobs)
-    found = score(jobs)
-    assert (found["total_time"], found["throughput"]) == (18, 2 / 18)
-    assert (found["request_latency_mean"], found["request_latency_p50"]) == (15_000, 15_000)
-    assert found["request_latency_p95"] == pytest.approx(17_700)
-
-
-@pytest.mark.parametrize(
-    ("acceptance", "tokens", "expected"),
-    [(100 / 180, 100, (100, 45)), (103 / 160, 100, (103, 40)), (0.4545, 20, (20, 11)), (0.3667, 20, (22, 15))],
-)
-def test_acceptance_tells_tokens_and_rounds(acceptance: float, tokens: int, expected: tuple[int, int]) -> None:
-    assert tokens_and_rounds(acceptance, tokens) == expected
 
 
 @pytest.mark.parametrize("arch", ["baseline", "pd", "pdv"])
