@@ -206,7 +206,7 @@ def slowdowns(groups: Sequence[Group], fit: ContentionFit, ratios: Ratios | None
         model, members = sharing[group.ordered], group.members
         for member in members:
             member.share = 0.0  # another fit, another share
-            if ratios is not None:
+            if ratios is not None and member.prompt:
                 member.wait_ratio = ratios.wait.get(member.sized, 1.0)
                 member.room_ratio = ratios.room.get(member.sized, 1.0)
         model.solve(members)
