@@ -55,11 +55,8 @@ def runs_text(document: Mapping[str, Any]) -> str:
         blocks.append(f"{grid(header, rows)}\n{pairs}, each on the same requests in a closed loop (without baseline)")
     blocks += [_bars(document)] if document["bars"] else []
     if held := document["held_out"]:
-        blocks.append(
-            "Held out: nothing was tuned on these runs\n"
-            + _errors({**document, **held, "ablations": {}, "spread": None})
-        )
-        blocks.append(_worst(held["runs"]))
+        errors = _errors({**document, **held, "ablations": {}, "spread": None})
+        blocks += [f"Held out: nothing was tuned on these runs\n{errors}", _worst(held["runs"])]
     spread = document["spread"]
     again = f"{spread['runs']} repeated runs" if spread else "no experiment was repeated"
     apart = f" and {len(held['runs'])} held out" if held else ""
@@ -127,9 +124,8 @@ def _bars(document: Mapping[str, Any]) -> str:
     rows = []
     for known, bars in document["bars"].items():
         for group, bar in bars.items():
-            shares = [covered[known]["by_group"].get(group) for covered in kinds.values()]
-            if group == ANY:
-                shares = [covered[known] for covered in kinds.values()]
+            parts = [covered[known] for covered in kinds.values()]
+            shares = parts if group == ANY else [part["by_group"].get(group) for part in parts]
             held = [f"{percent_cell(share['covered'])} of {share['runs']}" if share else "-" for share in shares]
             rows.append([known, group, *(percent_cell(bar.get(metric)) for metric in BAR_METRICS), *held])
     header = ["predicted for", "90% within ±", *map(_short, BAR_METRICS), *(f"covered {name}" for name in kinds)]
