@@ -16,8 +16,6 @@ from tempfile import TemporaryDirectory
 from pdvsim.calibration.fit.bench import fit_bench
 from pdvsim.calibration.validate.bench import read_load
 from pdvsim.sim.config import Acceptance, Hardware, Server
-from pdvsim.sim.metrics.summary import summarise
-from pdvsim.sim.run import simulate
 
 SHIPPED = Path(__file__).parents[1] / "calibration/data/h200/foreign-engine"
 BATCH_TOKENS = 2048
@@ -42,7 +40,7 @@ def main(folder: Path, gpu: str) -> None:
                 )
             for name, load in loads.items():
                 experiment = load.experiment("colocated", Acceptance(), server, hardware, None)
-                off = load.joined(summarise(simulate(experiment, requests=load.requests(experiment.acceptance)))).errors
+                off = load.predicted(experiment).errors
                 both, first = [off["output_throughput"], off["mean_tpot_ms"]], off["mean_ttft_ms"]
                 label = "not corrected" if mine is None else "fitted" if name == fitted_to else "predicted"
                 print(f"  {name:4} {label:13} throughput {both[0]:+7.1%}  TPOT {both[1]:+7.1%}  TTFT {first:+7.1%}")

@@ -21,7 +21,7 @@ from pdvsim.bench.run import PointFailed, labelled, row_of
 from pdvsim.bench.sweep import LoadKind, Point, frame_of
 from pdvsim.cli.page import facts_of
 from pdvsim.common.progress import Progress
-from pdvsim.published.poisson import ALL_COMPLETED, OUTPUT_TOKENS, RATE_PER_CONCURRENCY
+from pdvsim.published.models import ALL_COMPLETED, POISSON_TOKENS, RATE_PER_CONCURRENCY
 from pdvsim.published.program import K, coin_for
 from pdvsim.published.tables import Key, Published, load_published
 from pdvsim.sim.config import Acceptance, Arch, Experiment, Scoring, Server, Traffic
@@ -63,7 +63,7 @@ def levels(published: Published) -> tuple[int, ...]:
 def acceptance(published: Published, label: str) -> float:
     """Acceptance probability of one draft token, from a pair's published acceptance where every request completed."""
     shown = published.input(Key("poisson_30s", label, "pd", ALL_COMPLETED, "acceptance_mean"))
-    return coin_for(shown, OUTPUT_TOKENS)
+    return coin_for(shown, POISSON_TOKENS)
 
 
 def points(published: Published, levels: tuple[int, ...]) -> Iterator[Point]:

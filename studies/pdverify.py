@@ -14,32 +14,32 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from statistics import fmean
-from typing import Any, get_args
+from typing import get_args
 
 import numpy as np
 
-from pdvsim.published.poisson import ALL_COMPLETED, Poisson, PoissonModel, poisson_jobs, poisson_scores, run_poisson
-from pdvsim.published.poisson import OUTPUT_TOKENS as POISSON_TOKENS
-from pdvsim.published.program import PublishedJob, Score, WholeSequence, coin_for, legacy_arrivals
-from pdvsim.published.reproduce import TableName
-from pdvsim.published.tables import THREE_WAY_PAIR, Key, Published, load_published
-from pdvsim.published.three_way import (
+from pdvsim.published import TableName
+from pdvsim.published.models import (
+    ALL_COMPLETED,
     BF16_FLOPS_PER_S,
-    COMPARISON,
     FP32_FLOPS_PER_S,
-    PAIRS,
+    LANES,
+    OUTPUT_TOKENS,
+    POISSON_TOKENS,
     PROMPT_TOKENS,
     RATES_PER_S,
     ComparisonModel,
-    ThreeWayConfig,
+    PoissonModel,
     ThreeWayModel,
-    score_three_way,
+    batches,
+    poisson_jobs,
+    poisson_scores,
     served,
 )
-from pdvsim.published.three_way import OUTPUT_TOKENS as THREE_WAY_TOKENS
+from pdvsim.published.program import PublishedJob, Score, coin_for, legacy_arrivals, score, serve
+from pdvsim.published.tables import THREE_WAY_PAIR, Key, Published, load_published
 from pdvsim.sim.config import Acceptance, Arch, Experiment, Scoring, Server, Traffic
 from pdvsim.sim.metrics.summary import summarise
-from pdvsim.sim.models.presets import pair
 from pdvsim.sim.run import simulate
 from pdvsim.sim.workload.requests import make_requests
 from pdvsim.view.table import cell, rows_table
@@ -72,27 +72,26 @@ def fair_three_way(published: Published, runs: int) -> Fair:
     model, rows = ThreeWayModel(published), Fair()
     for _, arch, concurrency, count in published.rows("three_way"):
         mixes = model.mixes("pd", concurrency, count, runs, 0)
-        scores = [score_fairly(served(arch, mix, model.config(arch, count))) for mix in mixes]
+        scores = [score_fairly(served(model.program(arch, count), mix)) for mix in mixes]
         rows[concurrency, "published", arch] = means(scores) | {"requests": count}
     for concurrency, count in {key[0]: int(row["requests"]) for key, row in rows.items()}.items():
         mean = published.acceptance((THREE_WAY_PAIR, "pd", concurrency))["mean"]
-        coin = coin_for(mean, THREE_WAY_TOKENS)
-        rows |= modern("tinyllama-1.1b:llama-2-7b", concurrency, [0.0] * count, coin, THREE_WAY_TOKENS, runs)
+        coin = coin_for(mean, OUTPUT_TOKENS)
+        rows |= modern("tinyllama-1.1b:llama-2-7b", concurrency, [0.0] * count, coin, OUTPUT_TOKENS, runs)
     return rows
 
 
 def fair_poisson(published: Published, runs: int) -> Fair:
     """The same, with one coin for all: that of the last row in which every request completed."""
     model, rows = PoissonModel(published), Fair()
-    forwards, coin = model.forwards[HEADLINE], model.coin(HEADLINE, "pd", ALL_COMPLETED, runs, 0)
+    coin = model.coin(HEADLINE, "pd", ALL_COMPLETED, runs, 0)
     for concurrency in POISSON_ROWS:
-        for program in get_args(Poisson):
-            scores = []
-            for run, cut in enumerate(poisson_scores(program, concurrency, coin, forwards, runs, 0)):
-                jobs = poisson_jobs(concurrency, coin, run)
-                run_poisson(program, jobs, concurrency, forwards)
+        for arch in LANES:
+            scores, program = [], model.program(HEADLINE, arch, concurrency)
+            for run, cut in enumerate(poisson_scores(program, coin, runs, 0)):
+                jobs = serve(program, poisson_jobs(concurrency, coin, run))
                 scores.append(score_fairly(jobs) | cut)
-            rows[concurrency, "published", program] = means(scores) | {"requests": len(jobs)}
+            rows[concurrency, "published", arch] = means(scores) | {"requests": len(jobs)}
         arrivals_s = [job.arrival_s for job in jobs]
         rows |= modern("tinyllama-1.1b:codellama-34b", concurrency, arrivals_s, coin, POISSON_TOKENS, runs)
     return rows
@@ -136,8 +135,8 @@ def differences(published: Published, runs: int) -> dict[str, dict[str, float]]:
     By architecture, the geometric mean of mean and P95 over all rows.
     """
     given, own = ThreeWayModel(published), ComparisonModel(published)
-    same: dict[str, Any] = {"layer_s": given.layer_s, "flops": FP32_FLOPS_PER_S, "overlap_s": given.overlap_s}
-    fast = same | {"flops": BF16_FLOPS_PER_S, "overlap_s": 0.0}
+    same = {"layer_s": given.layer_s, "flops_per_s": FP32_FLOPS_PER_S, "overlap_s": given.overlap_s}
+    fast = same | {"flops_per_s": BF16_FLOPS_PER_S, "overlap_s": 0.0}
     settings = {
         "three-way's program and constants, this table's acceptance": (same, False),
         "requests arrive at 2 and 5 per second": (same, True),
@@ -149,15 +148,14 @@ def differences(published: Published, runs: int) -> dict[str, dict[str, float]]:
     ratios = {}
     for what, (setting, spaced) in settings.items():
         by_arch: dict[str, list[float]] = {}
-        for name, arch, concurrency, requests in published.rows(COMPARISON):
-            forwards = WholeSequence(pair(PAIRS[name]), setting["layer_s"], setting["flops"])
-            arrivals_s = legacy_arrivals(RATES_PER_S[requests], requests=requests) if spaced else ()
-            config = ThreeWayConfig(forwards, setting["overlap_s"])
+        for name, arch, concurrency, requests in published.rows("model_comparison"):
+            program = batches(arch, name, **setting)
+            arrivals_s = legacy_arrivals(RATES_PER_S[requests], most=requests) if spaced else ()
             mixes = own.mixes((name, arch, concurrency, requests), runs, 0)
-            scores = [score_three_way(served(arch, mix, config, arrivals_s)) for mix in mixes]
+            scores = [score(served(program, mix, arrivals_s)) for mix in mixes]
             for metric in ("request_latency_mean", "request_latency_p95"):
-                told_ms = published.figures[Key(COMPARISON, name, arch, concurrency, metric)].value
-                by_arch.setdefault(arch, []).append(fmean(score[metric] for score in scores) / told_ms)
+                told_ms = published.figures[Key("model_comparison", name, arch, concurrency, metric)].value
+                by_arch.setdefault(arch, []).append(fmean(each[metric] for each in scores) / told_ms)
         ratios[what] = {arch: float(np.exp(np.mean(np.log(of)))) for arch, of in by_arch.items()}
     return ratios
 

@@ -15,19 +15,19 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from pdvsim.bench.pool import parallel_map
-from pdvsim.calibration.fit.pairs import LEAST_RATE, Group, Member, Pairs, Prompt, Ratios, each_of
 from pdvsim.calibration.fit.points import Floats
 from pdvsim.profiler import overlap
 from pdvsim.sim.models.specs import GpuSpec
 from pdvsim.sim.prices.contention import Sharing
-from pdvsim.sim.prices.costs import CostModel
-from pdvsim.sim.prices.power import Power, PowerFit
+from pdvsim.sim.prices.costs import CostModel, Load
+from pdvsim.sim.prices.power import Draw, Power, PowerFit
 from pdvsim.sim.prices.profile import ContentionFit
 
 if TYPE_CHECKING:
@@ -41,6 +41,62 @@ RATE_AND_DRAW_ITERATIONS = 5
 RATIO_BOUNDS = {"wait": (-1.0, 1.0), "room": (-0.7, 0.3)}  # of logarithms
 RATIO_PRIOR = 0.5  # weight of a factor's squared logarithm, in mean errors of a group
 LONGEST_HALF_S = 1.0  # of a layer; room that no kernel is long enough to take
+LEAST_RATE = 1e-3
+Prompt = tuple[str, int]  # a model and a number of tokens, 0 for forwards of rows
+
+
+@dataclass(eq=False, kw_only=True)
+class Member(Load):
+    """One launch of a group as the sharing model sees it, and its measured rate."""
+
+    kind: str
+    model: str
+    prompt: int = 0  # tokens, padded, of one that only prefills
+    measured: float  # the work it did while all were busy, over what it would have done alone on a card as throttled
+    draw: Draw | None = None  # where the card's power is known
+
+    @property
+    def sized(self) -> Prompt:
+        return self.model, self.prompt
+
+
+@dataclass(frozen=True)
+class Group:
+    """Launches measured while co-running."""
+
+    models: str  # draft:target
+    shapes: str  # what ran, whatever the models and priorities
+    members: list[Member]
+
+    @cached_property
+    def mixture(self) -> bool:
+        return any(member.experts_read for member in self.members)
+
+    @cached_property
+    def eight_bits(self) -> bool:
+        return any(member.eight_bits for member in self.members)
+
+    @cached_property
+    def sort(self) -> str:
+        """The kind of group that its errors are counted under."""
+        return "mixtures" if self.mixture else "8-bit" if self.eight_bits else "dense"
+
+    @cached_property
+    def ordered(self) -> bool:
+        return len({member.priority for member in self.members}) > 1
+
+    @cached_property
+    def measured(self) -> list[float]:
+        """Measured slowdown of every member."""
+        return [1 / max(member.measured, LEAST_RATE) for member in self.members]
+
+
+@dataclass(frozen=True)
+class Ratios:
+    """How long prompts keep others waiting and how much of the GPU they occupy, over what their time predicts."""
+
+    wait: dict[Prompt, float] = field(default_factory=dict)
+    room: dict[Prompt, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -150,7 +206,7 @@ def slowdowns(groups: Sequence[Group], fit: ContentionFit, ratios: Ratios | None
         model, members = sharing[group.ordered], group.members
         for member in members:
             member.share = 0.0  # another fit, another share
-            if ratios is not None:
+            if ratios is not None and member.prompt:
                 member.wait_ratio = ratios.wait.get(member.sized, 1.0)
                 member.room_ratio = ratios.room.get(member.sized, 1.0)
         model.solve(members)
@@ -166,6 +222,13 @@ def measured(groups: Sequence[Group]) -> Floats:
 def errors(groups: Sequence[Group], fit: ContentionFit, ratios: Ratios | None = None) -> Floats:
     """Predicted over measured slowdown, less one, of every member."""
     return np.asarray(slowdowns(groups, fit, ratios) / measured(groups) - 1)
+
+
+def loss(groups: Sequence[Group], fit: ContentionFit, ratios: Ratios) -> float:
+    """The mean size of the logarithms of predicted over measured slowdown."""
+    # the logarithm of the C library: numpy's own rounds differently on other processors, and a search follows the last
+    # digit to another end
+    return float(np.mean([abs(math.log1p(error)) for error in errors(groups, fit, ratios).tolist()]))
 
 
 def fit_of(x: Floats) -> ContentionFit:
@@ -190,7 +253,8 @@ def fit_groups(groups: Sequence[Group]) -> tuple[ContentionFit, Ratios] | None:
 
     None without pairs.
     """
-    pairs, more = _by_size(groups)
+    pairs = [group for group in groups if len(group.members) == 2]
+    more = [group for group in groups if len(group.members) > 2]
     if not pairs:
         return None
     sorts = {sort: [group for group in pairs if group.sort == sort] for sort in ("dense", "mixtures", "8-bit")}
@@ -218,64 +282,50 @@ def _fit_ratios(groups: Sequence[Group], fit: ContentionFit, known: Ratios, name
 
 def _fit_ratio(groups: Sequence[Group], fit: ContentionFit, known: Ratios, name: str, prompt: Prompt) -> Ratios:
     """The known ratios with that of a prompt, which is nearer to 1 where it is in few groups."""
-    pairs, more = _by_size(groups)
-    arrays = Pairs(pairs)
 
     def of(ratio: float) -> Ratios:
         figures: dict[str, Any] = {name: {**getattr(known, name), prompt: ratio}}
         return replace(known, **figures)
 
-    def loss(ratio: float) -> float:
-        tried = of(ratio)
-        off = np.concatenate([arrays.log_errors(fit, tried), each_of(math.log1p, errors(more, fit, tried))])
-        return float(np.mean(np.abs(off))) + RATIO_PRIOR * math.log(ratio) ** 2 / len(groups)
+    def prior(ratio: float) -> float:
+        return RATIO_PRIOR * math.log(ratio) ** 2 / len(groups)
 
-    return of(_best(loss, RATIO_BOUNDS[name]))
+    return of(_best(lambda ratio: loss(groups, fit, of(ratio)) + prior(ratio), RATIO_BOUNDS[name]))
 
 
-def _best(loss: Callable[[float], float], log_bounds: tuple[float, float]) -> float:
+def _best(figure: Callable[[float], float], log_bounds: tuple[float, float]) -> float:
     """The figure of the least loss, to a thousandth: fits that build on it then end alike on all processors."""
     from scipy.optimize import minimize_scalar
 
-    found = minimize_scalar(lambda x: loss(math.exp(x)), bounds=log_bounds, method="bounded", options={"xatol": 1e-6})
+    found = minimize_scalar(lambda x: figure(math.exp(x)), bounds=log_bounds, method="bounded", options={"xatol": 1e-6})
     return round(math.exp(found.x), 3)
-
-
-def _by_size(groups: Sequence[Group]) -> tuple[list[Group], list[Group]]:
-    """Pairs and larger groups."""
-    return [group for group in groups if len(group.members) == 2], [group for group in groups if len(group.members) > 2]
 
 
 def _fit_alike(sorts: Mapping[str, Sequence[Group]], ratios: Ratios, start: Floats) -> tuple[ContentionFit, Floats]:
     """The figures of dense pairs, then of pairs of other sorts; and where the search for the former ended."""
     from scipy.optimize import minimize
 
-    dense = Pairs(sorts["dense"] or [group for groups in sorts.values() for group in groups])
+    dense = sorts["dense"] or [group for groups in sorts.values() for group in groups]
     options: Any = {"maxfev": 1500, "xatol": 1e-3, "fatol": 1e-5, "adaptive": True}
-
-    def loss(x: Floats) -> float:
-        return _loss(dense, fit_of(x), ratios)
-
-    best: Floats = minimize(loss, start.tolist(), method="Nelder-Mead", options=options).x
+    best: Floats = minimize(
+        lambda x: loss(dense, fit_of(x), ratios), start.tolist(), method="Nelder-Mead", options=options
+    ).x
     fit = fit_of(best)
     if sorts["dense"] and sorts["8-bit"]:
-        pairs = Pairs(sorts["8-bit"])
-        fit = _fit_one(pairs, fit, ratios, "hold_8bit", (-1.0, 0.0))
+        fit = _fit_one(sorts["8-bit"], fit, ratios, "hold_8bit", (-1.0, 0.0))
         if any(group.ordered for group in sorts["8-bit"]):
-            fit = _fit_one(pairs, fit, ratios, "weight_8bit", (0.0, 2.0))
-            fit = _fit_one(pairs, fit, ratios, "hold_8bit", (-1.0, 0.0))
+            fit = _fit_one(sorts["8-bit"], fit, ratios, "weight_8bit", (0.0, 2.0))
+            fit = _fit_one(sorts["8-bit"], fit, ratios, "hold_8bit", (-1.0, 0.0))
     if any(group.ordered for group in sorts["mixtures"]):
-        fit = _fit_one(Pairs(sorts["mixtures"]), fit, ratios, "expert_weight", (0.0, 3.0))
+        fit = _fit_one(sorts["mixtures"], fit, ratios, "expert_weight", (0.0, 3.0))
     small = [g for g in sorts["mixtures"] if any(m.experts_read and m.small_kernel_share for m in g.members)]
-    if small:
-        pairs = Pairs(small)
-        for name in ("small_expert_weight", "small_expert_hold") * 3:
-            fit = _fit_one(pairs, fit, ratios, name, (-0.5, 0.5))
+    for name in ("small_expert_weight", "small_expert_hold") * (3 if small else 0):
+        fit = _fit_one(small, fit, ratios, name, (-0.5, 0.5))
     return fit, best
 
 
 def _fit_one(
-    pairs: Pairs, fit: ContentionFit, ratios: Ratios, name: str, log_bounds: tuple[float, float]
+    groups: Sequence[Group], fit: ContentionFit, ratios: Ratios, name: str, log_bounds: tuple[float, float]
 ) -> ContentionFit:
     """The fit with one more figure, from the pairs that depend on it."""
 
@@ -283,11 +333,7 @@ def _fit_one(
         figures: dict[str, Any] = {name: value}
         return replace(fit, **figures)
 
-    return of(_best(lambda value: _loss(pairs, of(value), ratios), log_bounds))
-
-
-def _loss(pairs: Pairs, fit: ContentionFit, ratios: Ratios) -> float:
-    return float(np.mean(np.abs(pairs.log_errors(fit, ratios))))
+    return of(_best(lambda value: loss(groups, of(value), ratios), log_bounds))
 
 
 def _fit_crowd(triples: Sequence[Group], fit: ContentionFit, ratios: Ratios) -> ContentionFit:
@@ -297,10 +343,7 @@ def _fit_crowd(triples: Sequence[Group], fit: ContentionFit, ratios: Ratios) -> 
     def of(x: Floats) -> ContentionFit:
         return replace(fit, crowd_weight=1 + math.exp(x[0]), crowd_hold=min(math.exp(x[1]), 1.0))
 
-    def loss(x: Floats) -> float:
-        return float(np.mean(np.abs(each_of(math.log1p, errors(triples, of(x), ratios)))))
-
-    return of(minimize(loss, np.array([-0.5, -0.05]), method="Nelder-Mead").x)
+    return of(minimize(lambda x: loss(triples, of(x), ratios), np.array([-0.5, -0.05]), method="Nelder-Mead").x)
 
 
 def fit_corun(

@@ -26,8 +26,10 @@ from pdvsim.calibration.validate.served import MOST_MS
 from pdvsim.sim.config import Acceptance, Arch, Experiment, Hardware, Scoring, Server, Traffic
 from pdvsim.sim.core import Request
 from pdvsim.sim.limits import MAX_REQUESTS
+from pdvsim.sim.metrics.summary import summarise
 from pdvsim.sim.reading import quoted
 from pdvsim.sim.relevance import applicable
+from pdvsim.sim.run import simulate
 from pdvsim.sim.workload.acceptance import Streams
 from pdvsim.sim.workload.datasets import Lengths
 from pdvsim.sim.workload.own import bench_document, read_own
@@ -113,6 +115,10 @@ class BenchedLoad:
         runs = Streams(acceptance, coins, rates).draw(self.lengths[:, 1])
         rows = zip(self.arrival_s.tolist(), *self.lengths.T.tolist(), runs, strict=True)
         return [Request(number, *row) for number, row in enumerate(rows)]
+
+    def predicted(self, experiment: Experiment) -> Joined[BenchedLoad]:
+        """The benchmark with its load simulated."""
+        return self.joined(summarise(simulate(experiment, requests=self.requests(experiment.acceptance))))
 
     def joined(self, predicted: Mapping[str, Any]) -> Joined[BenchedLoad]:
         """The benchmark with what is predicted of it."""

@@ -13,7 +13,7 @@ Held-out runs are never mixed with the others, which are the only ones used to d
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from itertools import combinations, starmap
@@ -322,49 +322,40 @@ def _quantile(group: str, sizes: Sequence[float]) -> float | None:
 Hit = tuple[Checked, str, bool]  # a run, a metric, and whether its bar holds it
 
 
-def hits_of(checked: Iterable[Checked], within: Bars) -> list[Hit]:
-    """Return whether its bar holds each figure of each run that has one."""
-    hits: list[Hit] = []
+def hits_of(checked: Sequence[Checked], within: Bars | None = None) -> list[Hit]:
+    """Whether its bar holds each figure of each run that has one; by default, one made of all other experiments."""
+    sizes, hits = _sizes(checked) if within is None else {}, list[Hit]()
     for one in checked:
-        for metric in one.errors:
-            bar = next((within[group][metric] for group in one.groups if metric in within.get(group, {})), None)
+        for metric, error in one.errors.items():
+            if within is None:
+                known = ((group, sizes[group, metric].items()) for group in one.groups)
+                others = ((group, [size for run, size in runs if run != one.run.command]) for group, runs in known)
+                widths = starmap(_quantile, others)
+            else:
+                widths = (within.get(group, {}).get(metric) for group in one.groups)
+            bar = next((bar for bar in widths if bar is not None), None)
             if bar is not None:
-                hits.append((one, metric, _within(one, metric, bar)))
+                hits.append((one, metric, abs(math.log1p(error)) <= math.log1p(bar)))
     return hits
-
-
-def cross_hits(checked: Sequence[Checked]) -> list[Hit]:
-    """The same, with bars for each experiment from all others."""
-    sizes, hits = _sizes(checked), []
-    for one in checked:
-        for metric in one.errors:
-            known = ((group, sizes[group, metric].items()) for group in one.groups)
-            others = ((group, [size for command, size in runs if command != one.run.command]) for group, runs in known)
-            bar = next((bar for bar in starmap(_quantile, others) if bar is not None), None)
-            if bar is not None:
-                hits.append((one, metric, _within(one, metric, bar)))
-    return hits
-
-
-def _within(one: Checked, metric: str, bar: float) -> bool:
-    return abs(math.log1p(one.errors[metric])) <= math.log1p(bar)
 
 
 def covered(hits: Sequence[Hit]) -> dict[str, Any]:
     """The share of hits, in all, by metric and by the groups of `COVERED_BY`, each with its number of runs."""
 
-    def share(of: Iterable[Hit]) -> dict[str, Any]:
-        those = list(of)
+    def share(those: Sequence[Hit]) -> dict[str, Any]:
         runs = len({(one.run.command, one.run.repeat) for one, _, _ in those})
         return {"runs": runs, "covered": float(np.mean([hit for _, _, hit in those])) if those else math.nan}
 
-    by_metric = {metric: share(hit for hit in hits if hit[1] == metric) for metric in METRICS}
-    by_label = {
-        kind: {label: share(those) for label, those in grouped(hits, partial(_hit_label, kind)).items()}
-        for kind in COVERED_BY
-    }
-    known = {metric: part for metric, part in by_metric.items() if part["runs"]}
-    return {**share(hits), "by_metric": known, **{f"by_{kind}": part for kind, part in by_label.items()}}
+    def shares(label: Callable[[Hit], str]) -> dict[str, Any]:
+        return {name: share(those) for name, those in grouped(hits, label).items()}
+
+    by_label = {f"by_{kind}": shares(partial(_label, kind)) for kind in COVERED_BY}
+    known = shares(lambda hit: hit[1])
+    return {**share(hits), "by_metric": {metric: known[metric] for metric in METRICS if metric in known}, **by_label}
+
+
+def _label(part: str, of: Checked | Hit) -> str:
+    return (of if isinstance(of, Checked) else of[0]).labels[part]
 
 
 # the document --------------------------------------------------------------------------------------------------------
@@ -376,35 +367,35 @@ def document(validation: Validation, numbers: dict[str, int] | None = None) -> d
     `numbers` are what runs are called, by their id. Runs that are held out have a part of their own.
     """
     first, *others = validation.checked
-    held = [one for one in validation.checked[first] if one.run.held_out]
     known = {name: [one for one in checked if not one.run.held_out] for name, checked in validation.checked.items()}
+    held = [one for one in validation.checked[first] if one.run.held_out]
+    within = {machine: bars(checked) for machine, checked in validation.by_machine(held_out=False).items()}
+
+    def part(checked: Sequence[Checked], held_out: bool) -> dict[str, Any]:
+        """The errors of visible or held-out runs, and what bars from other visible runs hold of them."""
+        machines = validation.by_machine(held_out).items()
+        return {
+            "runs": [_entry(one, numbers) for one in checked],
+            **_summary(checked),
+            "paced": _paced(checked),
+            "coverage": {
+                machine: covered(hits_of(runs, within[machine] if held_out else None)) for machine, runs in machines
+            },
+        }
+
     repeats = spread([one.run for one in known[first]])
-    within = {known: bars(checked) for known, checked in validation.by_machine(held_out=False).items()}
     return {
         "contention": first,
         "foundation": validation.foundation,
         "complete": not validation.unfinished,
         "targets": TARGETS,
-        "runs": [_entry(one, numbers) for one in known[first]],
-        **_summary(known[first]),
+        **part(known[first], held_out=False),
         "leads": leads(known[first]),
         "spread": {"runs": len(repeats), **_middles(repeats)} if repeats else None,
         "ablations": {name: _summary(known[name]) for name in others},
-        "paced": _paced(known[first]),
         "bars": within,
         "reached": _reached(known[first]),
-        "coverage": {known: covered(cross_hits(runs)) for known, runs in validation.by_machine(held_out=False).items()},
-        "held_out": {
-            "runs": [_entry(one, numbers) for one in held],
-            **_summary(held),
-            "paced": _paced(held),
-            "coverage": {
-                known: covered(hits_of(runs, within[known]))
-                for known, runs in validation.by_machine(held_out=True).items()
-            },
-        }
-        if held
-        else None,
+        "held_out": part(held, held_out=True) if held else None,
     }
 
 
@@ -418,14 +409,6 @@ def _entry(one: Checked, numbers: dict[str, int] | None) -> dict[str, Any]:
         "predicted": one.predicted,
         "errors": one.errors,
     }
-
-
-def _label(part: str, one: Checked) -> str:
-    return one.labels[part]
-
-
-def _hit_label(part: str, hit: Hit) -> str:
-    return hit[0].labels[part]
 
 
 def _summary(checked: Sequence[Checked]) -> dict[str, Any]:
@@ -451,11 +434,11 @@ def _reached(checked: Sequence[Checked]) -> dict[str, float]:
 
 def _paced(checked: Sequence[Checked]) -> dict[str, Any] | None:
     """Errors of the runs whose machine's pace is known, without and with it; None where there are none."""
-    paced = [one for one in checked if one.paced is not None]
+    paced = [(one.errors, relative(one.run.metrics, one.paced)) for one in checked if one.paced is not None]
     if not paced:
         return None
-    after = [relative(one.run.metrics, one.paced or {}) for one in paced]
-    return {"runs": len(paced), "raw": _middles([one.errors for one in paced]), "after": _middles(after)}
+    raw, after = (_middles(errors) for errors in zip(*paced, strict=True))
+    return {"runs": len(paced), "raw": raw, "after": after}
 
 
 def _middles(errors: Sequence[dict[str, float]]) -> dict[str, Any]:

@@ -21,7 +21,7 @@ import csv
 import json
 import math
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import lru_cache
 from importlib.resources import files
 from pathlib import Path
@@ -45,61 +45,33 @@ from pdvsim.sim.run import simulate
 DATA = Path(str(files("pdvsim.calibration"))) / "data"
 ACCEPTED = 0.75  # share accepted at every position where no acceptance is published: DeepSeek-R1's MTP layer
 SPREAD = 0.6  # of lengths, on both sides of their mean
-SIDES = ("plain", "drafted")
+SIDES, FIGURES = ("plain", "drafted"), ("tpot_ms", "throughput")
 LEAST_REQUESTS, TURNS = 8, 4  # of a run: at least so many, and so many per client
 
 
-class ServedFigures(NamedTuple):
-    """What one side of a pair reached."""
-
-    tpot_ms: float = math.nan
-    throughput: float = math.nan  # tokens per second
-
-
 class PairSide(NamedTuple):
-    """One server and its load: what is simulated."""
+    """One server and its load."""
 
-    engine: ServingEngine
+    experiment: Experiment
     version: str
-    card: str
-    shards: int
-    ranks: int
-    expert_parallel: bool
-    pair: str
-    k: int  # 0: without speculation
-    topk: int  # rows per request of a drafter's steps after the first: a tree; 0: a chain
-    verified_tokens: int
-    rates: tuple[float, ...]
-    tokens: tuple[int, int]
-    spread: float
-    requests: int
-    concurrency: int
-    asynchronous: bool | None = None
+    topk: int = 0  # rows per request of a drafter's steps after the first: a tree; 0: a chain
+    verified_tokens: int = 0
 
     @property
-    def experiment(self) -> Experiment:
-        prompt, output = self.tokens
-        traffic = Traffic(
-            "random", num_prompts=self.requests, max_concurrency=self.concurrency, input_len=prompt, output_len=output,
-            random_range_ratio=self.spread,
-        )  # fmt: skip
-        accepted = Acceptance(synthetic_acceptance_rates=self.rates) if self.k else Acceptance()
-        hardware = Hardware(
-            self.card, engine=self.engine, tensor_parallel_size=self.shards, data_parallel_size=self.ranks,
-            enable_expert_parallel=self.expert_parallel, band=False, gpu_memory_utilization=0.95,
-        )  # fmt: skip
-        server = Server(self.pair, num_speculative_tokens=self.k, max_num_seqs=256, max_num_batched_tokens=8192)
-        return applicable(Experiment("colocated", traffic, accepted, server, hardware))
+    def without(self) -> PairSide:
+        """The same server without a drafter."""
+        server = self.experiment.server
+        server = replace(server, pair=f"none:{server.pair.partition(':')[2]}", num_speculative_tokens=0)
+        plain = replace(self.experiment, server=server, acceptance=Acceptance())
+        return PairSide(applicable(plain), self.version)
 
 
 class MeasuredPair(NamedTuple):
     """One pair of servers, and what they reached."""
 
     method: str
-    plain: PairSide
     drafted: PairSide
-    measured: tuple[ServedFigures, ServedFigures]
-    speedup: float
+    measured: dict[str, float]  # the speed-up, and the figures of both sides
     of_tpot: bool  # the speed-up is one of TPOT, else of throughput
     held_out: bool
     source: str
@@ -108,7 +80,21 @@ class MeasuredPair(NamedTuple):
     @property
     def target(self) -> str:
         """Name of the target."""
-        return self.drafted.pair.partition(":")[2]
+        return self.drafted.experiment.server.pair.partition(":")[2]
+
+    @property
+    def hardware(self) -> Hardware:
+        return self.drafted.experiment.hardware
+
+    @property
+    def k(self) -> int:
+        """The draft length."""
+        return self.drafted.experiment.longest_draft
+
+    @property
+    def clients(self) -> int:
+        """Concurrent requests."""
+        return self.drafted.experiment.traffic.max_concurrency or 1
 
     @property
     def method_class(self) -> str:
@@ -119,40 +105,50 @@ class MeasuredPair(NamedTuple):
 PredictedPair = Joined[MeasuredPair]
 
 
-def read_pairs(own: bool = True) -> list[MeasuredPair]:
-    """The published pairs and, if `own`, those of our own benches."""
+def read_pairs() -> list[MeasuredPair]:
+    """The published pairs, and those of our own benches."""
     with (DATA / "speculation" / "pairs.csv").open(encoding="utf-8", newline="") as file:
         published = [_published(row) for row in csv.DictReader(file)]
-    return published + (list(_benched(DATA / "h200" / "vllm" / "rows.jsonl")) if own else [])
+    return published + list(_benched(DATA / "h200" / "vllm" / "rows.jsonl"))
+
+
+def _drafting(
+    server: Server, engine: ServingEngine, card: str, rates: Sequence[float], load: dict[str, int], spread: float,
+    **layout: Any,
+) -> Experiment:  # fmt: skip
+    """A server that drafts, in a closed loop of a load with lengths around their means."""
+    traffic = Traffic(
+        "random", num_prompts=load["n"], max_concurrency=load["c"], input_len=load["in"], output_len=load["out"],
+        random_range_ratio=spread,
+    )  # fmt: skip
+    hardware = Hardware(card, engine=engine, band=False, gpu_memory_utilization=0.95, **layout)
+    server = replace(server, max_num_seqs=256, max_num_batched_tokens=8192)
+    return applicable(
+        Experiment("colocated", traffic, Acceptance(synthetic_acceptance_rates=tuple(rates)), server, hardware)
+    )
 
 
 def _published(row: dict[str, str]) -> MeasuredPair:
     k, clients, drafter = int(row["k"]), int(row["concurrency"]), row["drafter"]
-    tokens = int(row["input_len"]), int(row["output_len"])
     length, layout = row["acceptance_length"], row["layout"]
     head = f"{drafter}-{row['target']}" if drafter in HEADS else drafter
-    drafted = PairSide(
-        row["engine"], row["version"], row["card"],  # type: ignore[arg-type]
-        1 if layout.startswith("dp") else int(layout[2:].split()[0]),
-        int(layout[2:].split()[0]) if layout.startswith("dp") else 1, layout.endswith("ep"),
-        f"{head}:{row['target']}", k, int(row["topk"] or 0), int(row["verified_tokens"] or 0),
-        rates_of(float(length), k) if length else tuple(ACCEPTED ** n for n in range(1, k + 1)),
-        tokens, SPREAD, max(LEAST_REQUESTS, TURNS * clients), clients,
+    gpus = {"data_parallel_size" if layout.startswith("dp") else "tensor_parallel_size": int(layout[2:].split()[0])}
+    experiment = _drafting(
+        Server(f"{head}:{row['target']}", num_speculative_tokens=k), row["engine"], row["card"],  # type: ignore[arg-type]
+        rates_of(float(length), k) if length else [ACCEPTED ** n for n in range(1, k + 1)],
+        {"n": max(LEAST_REQUESTS, TURNS * clients), "c": clients, "in": int(row["input_len"]),
+         "out": int(row["output_len"])},
+        SPREAD, enable_expert_parallel=layout.endswith("ep"), **gpus,
     )  # fmt: skip
-    of_tpot, figures = row["unit"] == "TPOT ms", [ServedFigures(), ServedFigures()]
-    if row["unit"] in ("TPOT ms", "tok/s"):
-        name = "tpot_ms" if of_tpot else "throughput"
-        figures = [ServedFigures(**{name: float(row[side] or "nan")}) for side in ("plain", "drafted")]
+    of_tpot, known = row["unit"] == "TPOT ms", row["unit"] in ("TPOT ms", "tok/s")
+    sides = [float(row[side] or "nan") if known else math.nan for side in SIDES]
     named = ("source", "version", "card", "layout", "target", "drafter", "concurrency", "topk", "dataset", "note")
     return MeasuredPair(
-        "model" if drafter not in (*HEADS, "ngram") else drafter, _without(drafted), drafted, (figures[0], figures[1]),
-        float(row["speedup"]), of_tpot, bool(row["held_out"]), row["source"], " ".join(row[name] for name in named),
+        "model" if drafter not in (*HEADS, "ngram") else drafter,
+        PairSide(experiment, row["version"], int(row["topk"] or 0), int(row["verified_tokens"] or 0)),
+        figures(float(row["speedup"]), *((side, math.nan) if of_tpot else (math.nan, side) for side in sides)),
+        of_tpot, bool(row["held_out"]), row["source"], " ".join(row[name] for name in named),
     )  # fmt: skip
-
-
-def _without(drafted: PairSide) -> PairSide:
-    """The same server without a drafter."""
-    return drafted._replace(pair=f"none:{drafted.pair.partition(':')[2]}", k=0, topk=0, verified_tokens=0, rates=())
 
 
 def _benched(path: Path) -> Iterator[MeasuredPair]:
@@ -167,16 +163,14 @@ def _benched(path: Path) -> Iterator[MeasuredPair]:
         base, asked = plain.get((row["model"], row["bench"])), row["speculation"]
         if asked is None or base is None:
             continue
-        load, method = row["load"], {"draft_model": "model"}.get(asked["method"], asked["method"])
+        method = {"draft_model": "model"}.get(asked["method"], asked["method"])
         drafter = {"model": asked.get("model"), "ngram": "ngram"}.get(method, f"{method}-{row['model']}")
-        drafted = PairSide(
-            "vllm", row["version"], "h200", 1, 1, False, f"{drafter}:{row['model']}", asked["num_speculative_tokens"],
-            0, 0, tuple(asked["synthetic_acceptance_rates"]), (load["in"], load["out"]), 0.5, load["n"], load["c"],
-        )  # fmt: skip
-        figures = [ServedFigures(one["mean_tpot_ms"], one["output_throughput"]) for one in (base, row)]
+        server = Server(f"{drafter}:{row['model']}", num_speculative_tokens=asked["num_speculative_tokens"])
+        experiment = _drafting(server, "vllm", "h200", asked["synthetic_acceptance_rates"], row["load"], 0.5)
+        sides = [(one["mean_tpot_ms"], one["output_throughput"]) for one in (base, row)]
         yield MeasuredPair(
-            method, _without(drafted), drafted, (figures[0], figures[1]), figures[0].tpot_ms / figures[1].tpot_ms,
-            True, row["held_out"] or base["held_out"], "calibration/data/h200/vllm",
+            method, PairSide(experiment, row["version"]), figures(sides[0][0] / sides[1][0], *sides), True,
+            row["held_out"] or base["held_out"], "calibration/data/h200/vllm",
             f"{row['model']} {method} {row['bench']}",
         )  # fmt: skip
 
@@ -191,51 +185,50 @@ def rates_of(length: float, k: int) -> tuple[float, ...]:
 
 def predicted(pair: MeasuredPair) -> PredictedPair:
     """Simulate both sides of a pair."""
-    return joined(pair, (figures_of(pair.plain), figures_of(pair.drafted)))
+    return joined(pair, (figures_of(pair.drafted.without), figures_of(pair.drafted)))
 
 
-def joined(pair: MeasuredPair, sides: Sequence[ServedFigures]) -> PredictedPair:
-    """A pair with what is predicted for both sides."""
+def joined(pair: MeasuredPair, sides: Sequence[Sequence[float]]) -> PredictedPair:
+    """A pair with the TPOT and the throughput that are predicted for both sides."""
     plain, drafted = sides
-    speedup = plain.tpot_ms / drafted.tpot_ms if pair.of_tpot else drafted.throughput / plain.throughput
-    return Joined(pair, _metrics(pair.speedup, pair.measured), _metrics(speedup, sides))
+    speedup = plain[0] / drafted[0] if pair.of_tpot else drafted[1] / plain[1]
+    return Joined(pair, pair.measured, figures(speedup, *sides))
 
 
-def _metrics(speedup: float, sides: Sequence[ServedFigures]) -> dict[str, float]:
+def figures(speedup: float, *sides: Sequence[float]) -> dict[str, float]:
     """The speed-up, and the figures of both sides under names of their own."""
-    both = zip(SIDES, sides, strict=True)
-    figures = {f"{name}_{side}": value for side, figures in both for name, value in figures._asdict().items()}
-    return {"speedup": speedup} | figures
+    named = {f"{name}_{side}": value for side, those in zip(SIDES, sides, strict=True)
+             for name, value in zip(FIGURES, those, strict=True)}  # fmt: skip
+    return {"speedup": speedup} | named
 
 
 def cost(pair: MeasuredPair) -> float:
     """What the simulation of a pair takes, roughly: its output tokens, those of ranks and of prompts step by step."""
-    return sum(
-        side.requests * (side.tokens[1] + side.tokens[0] / 100) * (10 if side.ranks > 1 else 1)
-        for side in (pair.plain, pair.drafted)
-    )
+    traffic, ranks = pair.drafted.experiment.traffic, pair.drafted.experiment.hardware.data_parallel_size
+    return traffic.num_prompts * (traffic.output_len + traffic.input_len / 100) * (10 if ranks > 1 else 1)
 
 
 @lru_cache(maxsize=4096)
-def figures_of(side: PairSide) -> ServedFigures:
-    """Simulate one side."""
+def figures_of(side: PairSide) -> tuple[float, float]:
+    """Simulate one side: its TPOT and its throughput."""
     metrics = summarise(simulate(side.experiment, profile=_profile(side)))
-    return ServedFigures(metrics["mean_tpot_ms"], metrics["output_throughput"])
+    return metrics["mean_tpot_ms"], metrics["output_throughput"]
 
 
 def _profile(side: PairSide) -> Profile:
     """The profile of a side's engine and version, with a tree's forwards if it drafts one."""
     one = side.experiment
-    profile = engine_profile(side.engine, side.card, side.version)
-    profile = serving(profile, one.server.drafted_by if side.k else "none", side.asynchronous)
-    covering = profile.covering(one.pair if side.k else Pair(one.pair.target, one.pair.target))
+    profile = engine_profile(one.hardware.predicted_engine, one.hardware.gpu, side.version)
+    profile = serving(profile, one.server.drafted_by if one.speculates else "none", None)
+    covering = profile.covering(one.pair if one.speculates else Pair(one.pair.target, one.pair.target))
     return _as_tree(covering, side) if side.topk else covering
 
 
 def _as_tree(profile: Profile, side: PairSide) -> Profile:
     """Return the same with a tree's forwards in place of a chain's, at the side's concurrency."""
-    pair, requests, steps = side.experiment.pair, side.concurrency, side.k
-    context = requests * sum(side.tokens)
+    pair, traffic, steps = side.experiment.pair, side.experiment.traffic, side.experiment.longest_draft
+    requests = traffic.max_concurrency or 1
+    context = requests * (traffic.input_len + traffic.output_len)
     target, drafter = profile.cost_model(pair.target), profile.cost_model(pair.draft)
     tokens = side.verified_tokens
     parts = -(-tokens // MAX_DRAFT)  # attention wider than was measured reads the cache once for each part
@@ -249,28 +242,22 @@ def _as_tree(profile: Profile, side: PairSide) -> Profile:
     return replace(profile, models=profile.models | {pair.target.name: wider})
 
 
-@dataclass(frozen=True)
-class LengthChoice:
-    """The best draft length of a setting, 0 among them: measured, predicted, and what the predicted one loses."""
+def best_lengths(predictions: Iterable[PredictedPair], least: int = 3) -> list[dict[str, Any]]:
+    """The best draft length of settings for which at least three were measured, 0 among them, and the predicted one.
 
-    setting: str
-    measured: int
-    predicted: int
-    loss: float  # share of the speed of the measured best
-
-
-def best_lengths(predictions: Iterable[PredictedPair], least: int = 3) -> list[LengthChoice]:
-    """Choices among draft lengths, of settings for which at least three were measured."""
+    `loss` is the share of the speed of the measured best that the predicted one loses.
+    """
     choices = []
     settings = grouped(predictions, lambda one: one.of.setting.replace(one.of.source, "", 1).strip())
     for setting, group in settings.items():
         measured, foreseen = (
-            {0: 1.0} | {one.of.drafted.k: side["speedup"] for one, side in sides}
+            {0: 1.0} | {one.of.drafted.experiment.longest_draft: side["speedup"] for one, side in sides}
             for sides in ([(one, one.measured) for one in group], [(one, one.predicted) for one in group])
         )
         if len(measured) > least:
             best, chosen = max(measured, key=measured.__getitem__), max(foreseen, key=foreseen.__getitem__)
-            choices.append(LengthChoice(setting, best, chosen, 1 - measured[chosen] / measured[best]))
+            loss = 1 - measured[chosen] / measured[best]
+            choices.append({"setting": setting, "measured": best, "predicted": chosen, "loss": loss})
     return choices
 
 
@@ -286,7 +273,7 @@ def error_cells(predictions: Sequence[PredictedPair]) -> dict[str, Any]:
         "ratio_range": [float(np.quantile([1 + error for error in errors], at)) for at in (0.05, 0.95)],
         "signs": sum(has_sign(one) for one in predictions),
     }
-    for metric in (f"{name}_{side}" for name in ServedFigures._fields for side in SIDES):
+    for metric in (f"{name}_{side}" for name in FIGURES for side in SIDES):
         cells[metric] = middle(known)["median"] if (known := of_metric(predictions, metric)) else None
     return cells
 

@@ -3,26 +3,32 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import count
 from pathlib import Path
+from statistics import fmean
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from pdvsim.cli.command import Command
 from pdvsim.common.console import say
 from pdvsim.common.files import write_all
 from pdvsim.common.progress import Progress
-from pdvsim.sim.config import Hardware, Server
+from pdvsim.sim.config import Acceptance, Hardware, Server
 from pdvsim.sim.core import ServingEngine
 from pdvsim.sim.limits import Paths, Placed, Shards, Tokens, check_ranges
-from pdvsim.sim.models.presets import pair
+from pdvsim.sim.models import presets
 from pdvsim.sim.prices.cards import gpu
+from pdvsim.sim.relevance import vet
 from pdvsim.view.table import cell, grid, percent_cell
 
 if TYPE_CHECKING:
     from pdvsim.calibration.fit.build import Calibration
 
 PROFILE, MACHINE = "profile.json", "machine.json"  # files written where no other is named
+WHEN = ("before", "after")
+COMPARED = {"output_throughput": "throughput", "mean_tpot_ms": "mean TPOT", "mean_ttft_ms": "mean TTFT"}
+FITTED = ("output_throughput", "mean_tpot_ms")
 KERNEL_COLUMNS = ("kernels", "points", "median error", "p95")
 
 
@@ -123,12 +129,63 @@ class CalibrateBench(OtherEngine):
     """Token budget of a step of the server."""
 
     def fitted(self, path: Path) -> Fitted:
-        from pdvsim.cli.calibrate_bench import correction
+        from pdvsim.bench.output import dumps
+        from pdvsim.calibration.fit.bench import described, fit_bench, separation
+        from pdvsim.calibration.validate.bench import check_drafter, read_load
 
-        card = self.gpu or Hardware.gpu
-        hardware = Hardware(card, tensor_parallel_size=self.tensor_parallel_size, engine=self.engine)
-        data, document, text = correction(self.from_bench, self.pair, hardware, self.max_num_batched_tokens, self.json)
-        return {path: data}, document, text
+        loads = [read_load(name) for name in self.from_bench]
+        named = {load.model for load in loads}
+        if self.pair is None and (len(named) != 1 or None in named):
+            raise ValueError("the results do not name one model: give --model, or --pair draft:target")
+        pair = self.pair or str(named.pop())
+        if any(load.k for load in loads):
+            check_drafter(pair, Server())
+        server = Server(pair, max_num_batched_tokens=self.max_num_batched_tokens)
+        hardware = Hardware(
+            self.gpu or Hardware.gpu, tensor_parallel_size=self.tensor_parallel_size, engine=self.engine, band=False
+        )
+        cases = [(load, load.experiment("colocated", Acceptance(), server, hardware, None)) for load in loads]
+        hardware = cases[0][1].hardware
+        vet([experiment for _, experiment in cases])
+        fit = fit_bench(cases)
+        about = {"pace_engine": hardware.predicted_engine, "model": server.pair, "gpu": hardware.gpu}
+        document = fit.document() | about | {"fitted_to": list(self.from_bench)}
+        content = (dumps(document) + "\n").encode()
+        rows: list[dict[str, Any]] = []
+        with Progress(2 * len(cases), "simulations", self.json) as progress, TemporaryDirectory() as scratch:
+            machine, done = Path(scratch) / "machine.json", count(1)
+            machine.write_bytes(content)
+            for name, (load, experiment) in zip(self.from_bench, cases, strict=True):
+                corrected = replace(experiment, hardware=replace(hardware, machine=str(machine)))
+                row: dict[str, Any] = {"bench": name}
+                for when, one in zip(WHEN, (experiment, corrected), strict=True):
+                    errors = load.predicted(one).errors
+                    row[when] = {metric: errors[metric] for metric in COMPARED if metric in errors}
+                    progress.update(next(done))
+                rows.append(row)
+        before, after = (fmean(abs(row[when][m]) for row in rows for m in FITTED if m in row[when]) for when in WHEN)
+        if after > before:
+            raise ValueError(
+                "the correction predicts throughput and TPOT of these results worse than none "
+                f"({percent_cell(before)} off before, {percent_cell(after)} after): nothing is saved"
+            )
+        notes, figures = separation(fit, len(loads)), described(fit)
+        changes = [
+            [
+                Path(row["bench"]).name,
+                *(" -> ".join(percent_cell(row[when][m], "+") for when in WHEN if m in row[when]) for m in COMPARED),
+            ]
+            for row in rows
+        ]
+        lines = [
+            f"Correction of the profile of {hardware.predicted_engine} on {hardware.gpu}",
+            *(f"{name + ':':{max(map(len, figures)) + 2}}{value}" for name, value in figures.items()),
+            *notes,
+            "\nError of the simulated benchmarks, without -> with the correction",
+            grid(["", *COMPARED.values()], changes),
+            "\nEvery command takes the file as --machine",
+        ]
+        return {path: content}, document | {"results": rows, "notes": notes}, "\n".join(lines)
 
 
 @dataclass(frozen=True)
@@ -182,7 +239,7 @@ class CalibrateEngine(OtherEngine):
         if self.pair is None or self.gpu is None:
             raise ValueError("--from-vllm needs --pair (the models it served) and --gpu")
         log, benches = read_logs(self.from_vllm), tuple(map(read_bench, self.bench))
-        fit = calibrate_engine(log, benches, pair(self.pair), gpu(self.gpu), self.name or path.stem)
+        fit = calibrate_engine(log, benches, presets.pair(self.pair), gpu(self.gpu), self.name or path.stem)
         rows = [[str(size), *_median_p95(error)] for size, error in fit.errors.items()]
         lines = [
             f"Errors at batch sizes left out of the fit; {fit.profile.foundation}, {fit.steps:,} steps",

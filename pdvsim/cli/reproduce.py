@@ -4,21 +4,22 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from pdvsim.cli.command import Command
 from pdvsim.common.progress import Progress
 from pdvsim.common.version import __version__
+from pdvsim.published import TableName
 from pdvsim.sim.limits import NumRuns, Placed, Seed, check_ranges
 
-DEFAULT_RUNS = {"three-way": 20, "poisson-30s": 16, "model-comparison": 20}
+DEFAULT_RUNS: dict[TableName, int] = {"three-way": 20, "poisson-30s": 16, "model-comparison": 20}
 
 
 @dataclass(frozen=True)
 class ReproduceCommand(Command):
     """Simulate a published table with its own programs and rules, and print it next to the published one."""
 
-    table: Placed[Literal["three-way", "poisson-30s", "model-comparison"]]
+    table: Placed[TableName]
     """The published table. model-comparison runs the three-way programs on three pairs."""
     num_runs: NumRuns | None = None
     """Replications: orders of the requests for three-way and model-comparison (default: 20), draws of acceptance for

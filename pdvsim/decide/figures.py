@@ -255,7 +255,7 @@ def speedup_figure(answer: Speedup) -> Figure:
             band = {"low": [gain.low for gain in gains], "high": [gain.high for gain in gains]} if k == best else {}
             full = [False] * len(at)
             curves.append(replace(style, x=at, y=[gain.mean for gain in gains], hollow=full, **band))
-            points = sorted((p.drafted.concurrency, p.speedup) for p in measured[Drafting(drafter, k)])
+            points = sorted((p.clients, p.measured["speedup"]) for p in measured[Drafting(drafter, k)])
             x, y = [x for x, _ in points], [y for _, y in points]
             curves += [replace(style, name="", x=x, y=y, hollow=[True] * len(x), dash="none")] if points else []
         charts.append(

@@ -189,8 +189,8 @@ def measured_pairs(servers: Iterable[Experiment]) -> dict[Drafting, list[Measure
         key = one.hardware.predicted_engine, one.server.drafted_by, one.pair.target.name, one.longest_draft
         found[Drafting(drafter_name(one.server.pair), one.longest_draft)] = [
             pair for pair in every
-            if (pair.drafted.engine, pair.method, pair.target, pair.drafted.k) == key
-            and pair.drafted.shards * pair.drafted.ranks == 1 and not pair.drafted.topk
+            if (pair.hardware.engine, pair.method, pair.target, pair.k) == key
+            and pair.drafted.experiment.gpus == 1 and not pair.drafted.topk
         ]  # fmt: skip
     return found
 

@@ -2,3 +2,7 @@
 
 They exist to give those tables back from their mechanisms (`pdvsim reproduce`), and for nothing else.
 """
+
+from typing import Literal
+
+TableName = Literal["three-way", "poisson-30s", "model-comparison"]

@@ -8,37 +8,35 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 
 from pdvsim.bench.join import grouped
-from pdvsim.published.poisson import PoissonModel
+from pdvsim.published import TableName
+from pdvsim.published.models import CalibratedModel, ComparisonModel, PoissonModel, ThreeWayModel
 from pdvsim.published.program import Score
-from pdvsim.published.tables import POISSON_PAIRS, SOURCE, CalibratedModel, Constant, Published
-from pdvsim.published.three_way import ComparisonModel, ThreeWayModel
+from pdvsim.published.tables import POISSON_PAIRS, SOURCE, Constant, Published
 from pdvsim.view.table import cell, grid, rows_table
 
-TableName = Literal["three-way", "poisson-30s", "model-comparison"]
+
+@dataclass(frozen=True)
+class Aim:
+    """What is simulated for a table, what is shown of it, and the largest errors aimed at by metric."""
+
+    model: type[CalibratedModel]
+    shown: tuple[str, ...]
+    targets: dict[str, float]
+    least_completions: int = 1  # for comparing a figure
 
 
-MODELS: dict[TableName, type[CalibratedModel]] = {
-    "three-way": ThreeWayModel,
-    "poisson-30s": PoissonModel,
-    "model-comparison": ComparisonModel,
-}
 LATENCY_TARGETS = {"request_latency_p95": 0.15, "request_latency_mean": 0.15}
-TARGETS = {  # metric: largest error aimed at
-    "three-way": LATENCY_TARGETS,
-    "poisson-30s": {"throughput_completed_only": 0.12},
-    "model-comparison": LATENCY_TARGETS,
+THROUGHPUT = "throughput_completed_only"
+AIMS: dict[TableName, Aim] = {
+    "three-way": Aim(ThreeWayModel, (*LATENCY_TARGETS, "total_time"), LATENCY_TARGETS),
+    "poisson-30s": Aim(PoissonModel, (THROUGHPUT,), {THROUGHPUT: 0.12}, 10),
+    "model-comparison": Aim(ComparisonModel, (*LATENCY_TARGETS, "throughput"), LATENCY_TARGETS),
 }
-SHOWN = {
-    "three-way": ("request_latency_p95", "request_latency_mean", "total_time"),
-    "poisson-30s": ("throughput_completed_only",),
-    "model-comparison": ("request_latency_p95", "request_latency_mean", "throughput"),
-}
-LEAST_COMPLETIONS = 10  # for comparing a throughput
 
 
 @dataclass(frozen=True)
@@ -62,9 +60,6 @@ class TableCell:
         """Simulated over published, less one."""
         return self.simulated / self.published - 1
 
-    def document(self) -> dict[str, Any]:
-        return asdict(self) | {"error": self.error}
-
 
 @dataclass(frozen=True)
 class Reproduction:
@@ -78,12 +73,12 @@ class Reproduction:
 
     def targeted(self) -> list[TableCell]:
         """The cells that have a target."""
-        metrics, least = TARGETS[self.table], LEAST_COMPLETIONS if self.table == "poisson-30s" else 1
-        return [cell for cell in self.cells if cell.metric in metrics and cell.completions >= least]
+        aim = AIMS[self.table]
+        return [c for c in self.cells if c.metric in aim.targets and c.completions >= aim.least_completions]
 
     def missed(self) -> list[TableCell]:
         """The cells that miss their target."""
-        return [cell for cell in self.targeted() if abs(cell.error) > TARGETS[self.table][cell.metric]]
+        return [cell for cell in self.targeted() if abs(cell.error) > AIMS[self.table].targets[cell.metric]]
 
     def row(self, pair: str, arch: str, metric: str) -> list[TableCell]:
         """One metric of one program, over the loads."""
@@ -99,15 +94,12 @@ class Reproduction:
 
     def document(self) -> dict[str, Any]:
         """All of it, as one document."""
+        cells = {name: [asdict(c) | {"error": c.error} for c in part]
+                 for name, part in (("cells", self.cells), ("missed", self.missed()))}  # fmt: skip
         return {
-            "table": self.table,
-            "source": SOURCE,
-            "interrupted": self.interrupted,
-            "replications": self.replications,
-            "constants": [asdict(constant) for constant in self.constants],
-            "cells": [cell.document() for cell in self.cells],
-            "missed": [cell.document() for cell in self.missed()],
-        }
+            "table": self.table, "source": SOURCE, "interrupted": self.interrupted, "replications": self.replications,
+            "constants": list(map(asdict, self.constants)), **cells,
+        }  # fmt: skip
 
 
 def reproduce(
@@ -115,7 +107,7 @@ def reproduce(
 ) -> Reproduction:
     """Simulate every row of a table, `runs` times; `progress` is called with the rows done. Ctrl-C keeps those."""
     name = table.replace("-", "_")
-    model = MODELS[table](published)
+    model = AIMS[table].model(published)
     by_row: dict[tuple[str, str, int], list[Score]] = {}
     interrupted = False
     try:
@@ -139,7 +131,7 @@ def reproduce(
                 key.pair, key.arch, key.concurrency, figure.requests, key.metric, figure.unit, figure.value,
                 simulated=float(np.mean(known)) if known else float("nan"),
                 spread=float(np.std(known, ddof=1)) if len(known) > 1 else 0.0,
-                completions=float(np.mean([score.get("completions", figure.requests) for score in of_row])),
+                completions=float(np.mean([score["completions"] for score in of_row])),
                 used_for_calibration=key in published.calibrated_on or same_figure,
             )
         )  # fmt: skip
@@ -148,52 +140,48 @@ def reproduce(
 
 def reproduction_text(reproduction: Reproduction, every: bool = False) -> str:
     """Constants, and cells with their errors; `every` shows all metrics."""
-    shown = [c for c in reproduction.cells if every or c.metric in SHOWN[reproduction.table]]
+    shown, missed = AIMS[reproduction.table].shown, reproduction.missed()
+    several = len({c.pair for c in reproduction.cells}) > 1
+    constants = [
+        [
+            constant.name,
+            constant.value if isinstance(constant.value, str) else f"{constant.value * 1e3:.3f} ms",
+            constant.meaning,
+            ", ".join(dict.fromkeys(f"{key.arch} C={key.concurrency} {key.metric}" for key in constant.cells)),
+        ]
+        for constant in reproduction.constants
+    ]
+    rows = [
+        {
+            **({"pair": c.pair} if several else {}),
+            "C": str(c.concurrency),
+            "arch": c.arch,
+            "metric": c.metric,
+            "published": cell(c.published, digits := 3 if c.unit == "req/s" else 2),
+            "simulated": cell(c.simulated, digits),
+            "error %": cell(c.error, 1, 100, "+"),
+            "spread %": cell(c.spread / c.published, 1, 100),
+            "completions": cell(c.completions, 1),
+            "": "missed" if c in missed else "calibrated" if c.used_for_calibration else "",
+        }
+        for c in reproduction.cells
+        if every or c.metric in shown
+    ]
     blocks = [
         f"{reproduction.table}: {SOURCE}, and a simulation of the programs",
-        _constants(reproduction.constants),
-        rows_table([_cell_row(c, reproduction) for c in shown]),
+        grid(["constant", "value", "meaning", "calibrated on"], constants),
+        rows_table(rows),
     ]
-    if not reproduction.interrupted:
-        blocks.append("\n".join(_verdict(reproduction)))
-    return "\n\n".join(blocks)
-
-
-def _constants(constants: tuple[Constant, ...]) -> str:
-    rows = []
-    for constant in constants:
-        value = constant.value if isinstance(constant.value, str) else f"{constant.value * 1e3:.3f} ms"
-        cells = dict.fromkeys(f"{key.arch} C={key.concurrency} {key.metric}" for key in constant.cells)
-        rows.append([constant.name, value, constant.meaning, ", ".join(cells)])
-    return grid(["constant", "value", "meaning", "calibrated on"], rows)
-
-
-def _cell_row(figure: TableCell, reproduction: Reproduction) -> dict[str, str]:
-    several = len({c.pair for c in reproduction.cells}) > 1
-    mark = "calibrated" if figure.used_for_calibration else ""
-    if figure in reproduction.missed():
-        mark = "missed"
-    digits = 3 if figure.unit == "req/s" else 2
-    return {
-        **({"pair": figure.pair} if several else {}),
-        "C": str(figure.concurrency),
-        "arch": figure.arch,
-        "metric": figure.metric,
-        "published": cell(figure.published, digits),
-        "simulated": cell(figure.simulated, digits),
-        "error %": cell(figure.error, 1, 100, "+"),
-        "spread %": cell(figure.spread / figure.published, 1, 100),
-        "completions": cell(figure.completions, 1),
-        "": mark,
-    }
+    return "\n\n".join(blocks if reproduction.interrupted else [*blocks, "\n".join(_verdict(reproduction))])
 
 
 def _verdict(reproduction: Reproduction) -> list[str]:
     """The targets and the results."""
-    targets = TARGETS[reproduction.table]
+    aim = AIMS[reproduction.table]
+    targets, poisson = aim.targets, aim.model is PoissonModel
     predicted = [c for c in reproduction.targeted() if not c.used_for_calibration]
     worst = max(predicted, key=lambda c: abs(c.error))
-    many = f" on {LEAST_COMPLETIONS} completions or more" if reproduction.table == "poisson-30s" else ""
+    many = f" on {aim.least_completions} completions or more" if poisson else ""
     lines = [
         f"{' and '.join(targets)}{many}: {len(predicted)} cells not used for calibration, "
         f"{len(predicted) - len(reproduction.missed())} within {next(iter(targets.values())):.0%}; "
@@ -201,12 +189,12 @@ def _verdict(reproduction: Reproduction) -> list[str]:
         f"simulated: mean over {reproduction.replications} replications; "
         "spread: their standard deviation (each published value is a single run)",
     ]
-    for metric in targets if reproduction.table != "poisson-30s" else ():
+    for metric in () if poisson else targets:
         scenarios = reproduction.winners(metric)
         alike = sum(theirs == ours for theirs, ours in scenarios.values())
         lines.append(f"lowest {metric}: the published architecture in {alike} of {len(scenarios)} scenarios")
-    for label in POISSON_PAIRS if reproduction.table == "poisson-30s" else ():
-        row = reproduction.row(label, "pd", "throughput_completed_only")
+    for label in POISSON_PAIRS if poisson else ():
+        row = reproduction.row(label, "pd", THROUGHPUT)
         theirs, ours = max(row, key=lambda c: c.published), max(row, key=lambda c: c.simulated)
         most = max(c.completions for c in row if c.concurrency >= 64)
         lines.append(

@@ -10,12 +10,13 @@ import csv
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import lru_cache
 from importlib.resources import files
 from pathlib import Path
 
 import numpy as np
 
-from pdvsim.published.program import K, Score
+from pdvsim.published.program import K
 
 FOLDER = Path(str(files("pdvsim.calibration"))) / "data" / "published"
 SOURCE = "figures of the public repository therealnaveenkamal/pdverify"
@@ -87,23 +88,6 @@ class Published:
         return {name: self.input(Key(table, *row, f"acceptance_{name}")) for name in ("mean", "median", "min", "max")}
 
 
-class CalibratedModel:
-    """The programs of a table, with constants that are calibrated on published figures."""
-
-    def __init__(self, published: Published) -> None:
-        self.published = published
-        self.constants: list[Constant] = []
-
-    def constant(self, name: str, value: float, meaning: str, *cells: Key) -> float:
-        """Record a constant in seconds, calibrated on these figures; returns its value."""
-        self.constants.append(Constant(name, value, "s", meaning, cells))
-        return value
-
-    def scores(self, row: TableRow, runs: int, seed: int) -> list[Score]:
-        """A row as published, once per replication or order of its requests."""
-        raise NotImplementedError
-
-
 def load_published() -> Published:
     """The published figures included in pdvsim."""
     with (FOLDER / "pdverify_tables.csv").open(newline="", encoding="utf-8") as file:
@@ -117,34 +101,35 @@ def key_of(row: dict[str, str]) -> Key:
     return Key(row["table"], row["pair"], row["arch"], int(row["concurrency"]), row["metric"])
 
 
+@lru_cache
+def _ratios(output_tokens: int) -> dict[float, tuple[int, int]]:
+    """The acceptance that one request can show, by its tokens and rounds: it ended with at most K - 1 too many."""
+    ratios: dict[float, tuple[int, int]] = {}
+    for tokens in range(output_tokens, output_tokens + K):
+        for rounds in range(math.ceil(tokens / K), output_tokens + 1):
+            ratios.setdefault(tokens / (K * rounds), (tokens, rounds))
+    return ratios
+
+
 def tokens_and_rounds(acceptance: float, output_tokens: int) -> tuple[int, int]:
-    """The whole numbers of one request's acceptance: it ended with at most K - 1 tokens too many."""
-    choices = (
-        (tokens, rounds)
-        for tokens in range(output_tokens, output_tokens + K)
-        for rounds in range(math.ceil(tokens / K), output_tokens + 1)
-    )
-    return min(choices, key=lambda choice: abs(choice[0] / (K * choice[1]) - acceptance))
+    """The whole numbers of one request's acceptance."""
+    ratios = _ratios(output_tokens)
+    return ratios[min(ratios, key=lambda ratio: abs(ratio - acceptance))]
 
 
 def five_requests(acceptance: dict[str, float], output_tokens: int) -> Mix:
     """The five requests of a row, least accepted first: its four statistics leave one solution in whole numbers."""
-    least, middle, most = (tokens_and_rounds(acceptance[name], output_tokens) for name in ("min", "median", "max"))
-    known = [tokens / (K * rounds) for tokens, rounds in (least, middle, most)]
-    rest = 5 * acceptance["mean"] - sum(known)
-    solutions = set()
-    for tokens in range(output_tokens, output_tokens + K):
-        for rounds in range(math.ceil(tokens / K), output_tokens + 1):
-            low = tokens / (K * rounds)
-            high = rest - low
-            if known[0] - 1e-9 <= low <= known[1] + 1e-9 and known[1] - 1e-9 <= high <= known[2] + 1e-9:
-                other = tokens_and_rounds(high, output_tokens)
-                if abs(other[0] / (K * other[1]) - high) < 1e-9:
-                    solutions.add(((tokens, rounds), other))
+    known = [tokens_and_rounds(acceptance[name], output_tokens) for name in ("min", "median", "max")]
+    least, middle, most = (tokens / (K * rounds) for tokens, rounds in known)
+    rest = 5 * acceptance["mean"] - (least + middle + most)
+    ratios = _ratios(output_tokens)
+    lower = [ratio for ratio in ratios if least - 1e-9 <= ratio <= middle + 1e-9]
+    upper = [ratio for ratio in ratios if middle - 1e-9 <= ratio <= most + 1e-9]
+    solutions = [(low, high) for low in lower for high in upper if abs(low + high - rest) < 1e-9]
     if len(solutions) != 1:
         raise ValueError(f"acceptance {acceptance} fits {len(solutions)} sets of five requests, not one")
-    low_one, high_one = solutions.pop()
-    return [least, low_one, middle, high_one, most]
+    [(low, high)] = solutions
+    return [known[0], ratios[low], known[1], ratios[high], known[2]]
 
 
 def many_requests(acceptance: dict[str, float], requests: int, output_tokens: int) -> Mix:

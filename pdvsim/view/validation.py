@@ -57,11 +57,8 @@ def runs_text(document: Mapping[str, Any]) -> str:
         blocks.append(f"{grid(header, rows)}\n{pairs}, each on the same requests in a closed loop (without baseline)")
     blocks += [_bars(document)] if document["bars"] else []
     if held := document["held_out"]:
-        blocks.append(
-            "Held out: nothing was tuned on these runs\n"
-            + _errors({**document, **held, "ablations": {}, "spread": None})
-        )
-        blocks.append(_worst(held["runs"]))
+        errors = _errors({**document, **held, "ablations": {}, "spread": None})
+        blocks += [f"Held out: nothing was tuned on these runs\n{errors}", _worst(held["runs"])]
     spread = document["spread"]
     again = f"{spread['runs']} repeated runs" if spread else "no experiment was repeated"
     apart = f" and {len(held['runs'])} held out" if held else ""
@@ -129,9 +126,8 @@ def _bars(document: Mapping[str, Any]) -> str:
     rows = []
     for known, bars in document["bars"].items():
         for group, bar in bars.items():
-            shares = [covered[known]["by_group"].get(group) for covered in kinds.values()]
-            if group == ANY:
-                shares = [covered[known] for covered in kinds.values()]
+            parts = [covered[known] for covered in kinds.values()]
+            shares = parts if group == ANY else [part["by_group"].get(group) for part in parts]
             held = [f"{percent_cell(share['covered'])} of {share['runs']}" if share else "-" for share in shares]
             rows.append([known, group, *(percent_cell(bar.get(metric)) for metric in BAR_METRICS), *held])
     header = ["predicted for", "90% within ±", *map(_short, BAR_METRICS), *(f"covered {name}" for name in kinds)]
@@ -208,22 +204,24 @@ def nearest_pair(candidate: Experiment | None, clients: float) -> list[str]:
         return []
     hardware, method, k = candidate.hardware, candidate.server.drafted_by, max(1, candidate.longest_draft)
     every, target = read_pairs(), candidate.pair.target
-    pairs = [pair for pair in every if (pair.drafted.engine, pair.method) == (hardware.predicted_engine, method)]
+    pairs = [pair for pair in every if (pair.hardware.engine, pair.method) == (hardware.predicted_engine, method)]
 
     def distance(pair: MeasuredPair) -> tuple[bool, bool, float]:
-        side = pair.drafted
-        off = abs(math.log(side.k / k)) + abs(math.log(side.concurrency / max(1.0, clients)))
-        return pair.target != target.name, side.card != hardware.gpu, off
+        off = abs(math.log(pair.k / k)) + abs(math.log(pair.clients / max(1.0, clients)))
+        return pair.target != target.name, pair.hardware.gpu != hardware.gpu, off
 
     lines = [f"no pair of {hardware.predicted_engine} servers with and without {method} drafts was measured"]
     for pair in sorted(pairs, key=distance)[:1]:
-        side, other = pair.drafted, "" if pair.target == target.name else "of another model, "
-        where = f"{side.engine} {side.version} on {side.card}, {side.pair}, k={side.k}, concurrency {side.concurrency}"
-        fast = f"{pair.speedup:.2f} times as fast with drafts"
+        other, models = "" if pair.target == target.name else "of another model, ", pair.drafted.experiment.server.pair
+        engine = f"{pair.hardware.engine} {pair.drafted.version} on {pair.hardware.gpu}"
+        fast = f"{pair.measured['speedup']:.2f} times as fast with drafts"
+        where = f"{engine}, {models}, k={pair.k}, concurrency {pair.clients}"
         lines = [f"measured nearest to this: {other}{where}: {fast} ({pair.source})"]
     if target.experts is not None and clients >= MANY:
-        alike = [p for p in every if p.method == method and p.drafted.concurrency >= MANY and model(p.target).experts]
-        gains = [pair.speedup for pair in alike]
+        alike = [
+            pair for pair in every if pair.method == method and pair.clients >= MANY and model(pair.target).experts
+        ]
+        gains = [pair.measured["speedup"] for pair in alike]
         known = f"{min(gains):.2f} to {max(gains):.2f} times ({len(gains)} pairs)" if gains else "not known"
         lines.append(f"a mixture of experts: gains measured with {method} drafts at {MANY} and more requests: {known}")
     return lines

@@ -13,10 +13,9 @@ import pytest
 
 from pdvsim.calibration.fit.service import in_service, read_served
 from pdvsim.cli import main
-from pdvsim.sim.models.presets import MODELS, pair
+from pdvsim.sim.models.presets import pair
 from pdvsim.sim.prices.pace import HOST_SHARE, Pace
 from pdvsim.sim.prices.profile import builtin
-from pdvsim.sim.prices.profile import load as load_profile
 
 ROOT = Path(__file__).parents[2]
 DATA = ROOT / "calibration" / "data"
@@ -114,19 +113,6 @@ def test_launches_in_service_make_a_profile_slower(tmp_path: Path) -> None:
     for name in slower.in_service:
         layers_s = [one.models[name].layers_s(64) for one in (there, before)]
         assert layers_s[0] == pytest.approx(layers_s[1])
-
-
-def test_files_that_tell_no_pace_are_refused(tmp_path: Path) -> None:
-    path = tmp_path / "run.json"
-    path.write_text("{}", encoding="utf-8")
-    with pytest.raises(ValueError, match="no result of realrun"):
-        read_served([str(path)])
-
-
-def test_the_shipped_profile_is_the_default_and_stands_the_strict_reader() -> None:
-    assert builtin("h200") == load_profile(SHIPPED)
-    assert builtin("h200").foundation.startswith("measured on NVIDIA H200")
-    assert set(builtin("h200").models) > set(MODELS)  # and heads and shards
 
 
 def test_samples_that_are_none_are_refused_before_anything_is_written(

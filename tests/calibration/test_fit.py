@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import pandas as pd
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from pdvsim.bench.join import middle
-from pdvsim.calibration.fit.corun import errors, fit_groups, slowdowns
+from pdvsim.calibration.fit.corun import Group, Member, errors, fit_groups, slowdowns
 from pdvsim.calibration.fit.corun import measured as measured_slowdowns
 from pdvsim.calibration.fit.forward import Kernels, Model, fit_solo
-from pdvsim.calibration.fit.pairs import Group, Member, Pairs, Ratios
 from pdvsim.calibration.fit.points import medians, price_s, tokens_of
 from pdvsim.profiler import grid
 from pdvsim.realrun.engine.buckets import CHUNK_BUCKETS, ROW_BUCKETS
@@ -237,64 +233,27 @@ def test_what_is_measured_of_a_prompt_comes_back() -> None:
         assert measured["a", prompt] / others == pytest.approx(ratio, rel=0.15)
 
 
-@given(
-    st.lists(
-        st.tuples(
-            *(st.floats(1e-3, 1.0), st.floats(1e-3, 1.0), st.floats(1e-6, 1e-2), st.floats(0.0, 0.9)),
-            *(st.floats(0.0, 1.0), st.floats(0.0, 1.0), st.booleans(), st.integers(0, 2)),
-            st.sampled_from((0, 64, 128)),
-        ),
-        min_size=2, max_size=2,
-    )
-)  # fmt: skip
-def test_pairs_in_arrays_share_as_they_do_one_by_one(figures: list[tuple[Any, ...]]) -> None:
-    names = ("compute", "bandwidth", "layer_s", "empty", "small_kernel_share", "experts_read", "eight_bits", "priority",
-             "prompt")  # fmt: skip
-    members = [
-        Member(kind="verify", model="a", measured=0.5, solo_s=1.0, **dict(zip(names, each, strict=True)))
-        for each in figures
-    ]
-    pair, ratios = Group("a:b", "", members), Ratios({("a", 64): 0.8, ("a", 128): 1.3}, {("a", 64): 0.9})
-    fit = replace(HELD, expert_weight=2.0, small_expert_weight=1.2, small_expert_hold=1.1)
-    arrays = Pairs([pair])
-    for known in (Ratios(), replace(ratios, room={}), ratios):  # what is kept of other ratios is not used
-        logs = arrays.log_errors(fit, known)
-        assert sorted(np.exp(logs) / 0.5) == pytest.approx(sorted(slowdowns([pair], fit, known)), rel=1e-9)
-
-
-def test_the_room_of_8_bit_products_is_fitted_apart() -> None:
-    """It comes back, with what priority is worth next to them."""
-    dense, eight = (
-        [group(o, n, t, us, bits) for o in (True, False) for n in (True, False) for t in (True, False)
+@pytest.mark.parametrize(
+    "figures", [{"hold_8bit": 0.85, "weight_8bit": 1.2}, {"small_expert_weight": 1.3, "small_expert_hold": 1.1}]
+)
+def test_what_8_bits_and_small_kernels_between_experts_share_is_fitted_apart(figures: dict[str, float]) -> None:
+    """It comes back, and what dense launches have stays as it was."""
+    bits = "hold_8bit" in figures
+    dense, others = (
+        [group(o, n, t, us, eight_bits) for o in (True, False) for n in (True, False) for t in (True, False)
          for us in (150.0, 380.0, 800.0)]
-        for bits in (False, True)
+        for eight_bits in (False, bits)
     )  # fmt: skip
-    (alone, _), (both, _) = fit_groups(dense), fit_groups(dense + eight)
-    assert alone.hold_8bit == 1
-    assert both.hold_8bit == pytest.approx(0.85, abs=0.02)
-    assert both.weight_8bit == pytest.approx(1.2, rel=0.05)
-    assert replace(both, hold_8bit=1.0, weight_8bit=1.0) == alone
-    assert np.abs(errors(eight, alone)).mean() > 5 * np.abs(errors(eight, both)).mean()
-
-
-def test_small_kernels_between_experts_are_fitted_apart() -> None:
-    """Their weight and room come back, and what dense launches have stays as it was."""
-    dense, small = (
-        [group(o, n, t, us) for o in (True, False) for n in (True, False) for t in (True, False)
-         for us in (150.0, 380.0, 800.0)]
-        for _ in range(2)
-    )  # fmt: skip
-    made_by = replace(HELD, small_expert_weight=1.3, small_expert_hold=1.1)
-    for each in small:
+    for each in others if not bits else ():
         draft, *targets = each.members
         draft.experts_read, draft.small_kernel_share = 0.8, 0.1
         for target in targets:
             target.model = "mixture"
-        for member, slowdown in zip(each.members, slowdowns([each], made_by), strict=True):
+        for member, slowdown in zip(each.members, slowdowns([each], replace(HELD, **figures)), strict=True):
             member.measured = 1 / slowdown
-    (alone, _), (both, _) = fit_groups(dense), fit_groups(dense + small)
-    assert alone.small_expert_weight == alone.small_expert_hold == 1
-    assert both.small_expert_weight == pytest.approx(1.3, rel=0.05)
-    assert both.small_expert_hold == pytest.approx(1.1, rel=0.02)
-    assert replace(both, small_expert_weight=1.0, small_expert_hold=1.0, expert_weight=1.0) == alone
-    assert np.abs(errors(small, alone)).mean() > 5 * np.abs(errors(small, both)).mean()
+    (alone, _), (both, _) = fit_groups(dense), fit_groups(dense + others)
+    for name, value in figures.items():
+        assert getattr(alone, name) == 1
+        assert getattr(both, name) == pytest.approx(value, rel=0.02 if "hold" in name else 0.05)
+    assert replace(both, expert_weight=1.0, **dict.fromkeys(figures, 1.0)) == alone
+    assert np.abs(errors(others, alone)).mean() > 5 * np.abs(errors(others, both)).mean()

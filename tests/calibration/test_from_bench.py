@@ -165,7 +165,7 @@ def test_nothing_is_saved_that_predicts_its_own_files_worse(
 ) -> None:
     path, out = bench_of(served(tmp_path, 4, {"pace_target": 1.0}), tmp_path / "4.json"), tmp_path / "mine.json"
     slow = replace(_solved(*np.ones((5, 3))), step_s=0.05)
-    monkeypatch.setattr("pdvsim.cli.calibrate_bench.fit_bench", lambda cases: slow)
+    monkeypatch.setattr("pdvsim.calibration.fit.bench.fit_bench", lambda cases: slow)
     message = refused(["calibrate", "--from-bench", path, "--model", TARGET, "--gpu", "h200", "-o", str(out)])
     assert "worse than none" in message
     assert not out.exists()
@@ -201,14 +201,6 @@ def test_a_correction_names_its_engine(
     assert json.loads(capsys.readouterr().out)["profile"] == "h200-sglang"
 
 
-def test_a_correction_without_an_engine_is_for_ours(tmp_path: Path) -> None:
-    """As of `realrun`, or written before files named it."""
-    machine = tmp_path / "truth.json"
-    machine.write_text(json.dumps(TRUTH))
-    assert Hardware("h100-sxm", machine=str(machine)).predicted_engine == "pdvsim"
-    assert Hardware("h100-sxm", machine=str(machine), engine="vllm").predicted_engine == "vllm"
-
-
 SERVED = Path(__file__).parents[2] / "calibration" / "data" / "h200" / "foreign-engine"
 LOADS = ("c4", "c16", "c48")
 
@@ -234,5 +226,5 @@ def test_one_load_of_another_engine_predicts_its_other_loads(fitted: str, tmp_pa
     for name in set(LOADS) - {fitted}:
         load = loads[name]
         experiment = load.experiment("colocated", Acceptance(), server, replace(plain, machine=str(machine)), None)
-        off = load.joined(summarise(simulate(experiment, requests=load.requests(experiment.acceptance)))).errors
+        off = load.predicted(experiment).errors
         assert max(abs(off["output_throughput"]), abs(off["mean_tpot_ms"])) < 0.1, (name, off)

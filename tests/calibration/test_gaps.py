@@ -43,7 +43,3 @@ def test_waiting_for_requests_is_no_gap() -> None:
     gaps = gaps_of(RUN, frame)
     assert len(gaps) == 98
     assert gaps["gap_s"].max() < 1e-3
-
-
-def test_without_launches_nothing_is_known() -> None:
-    assert join_s(pd.DataFrame()) == 0.0

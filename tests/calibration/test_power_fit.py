@@ -68,12 +68,6 @@ def test_the_figures_come_back() -> None:
     assert np.median(np.abs(power.time_error)) < 0.005
 
 
-def test_samples_without_heat_have_no_power() -> None:
-    frame = heated("llama-2-7b", False, np.random.default_rng(0))
-    assert fit_power(frame[frame["section"] == "solo"], H200, {}) is None
-    assert fit_power(frame.assign(sm_mhz=np.nan), H200, {}) is None
-
-
 def test_the_shipped_samples_know_groups_by_their_numbers() -> None:
     """A part is resumed by them, so none may ever stand for something else; of some parts the last ones are missing."""
     frame = load(Path(pdvsim.calibration.__file__).parent / "data" / "h200").frame

@@ -72,17 +72,6 @@ def test_every_option_of_a_row_has_an_effect() -> None:
             refuse_idle([row.experiment])
 
 
-def test_ranks_wait_with_prompts_as_in_the_scripts() -> None:
-    """InferenceX's scripts of TensorRT-LLM set it where prefill and decode are on the same ranks."""
-    rows = [
-        row for row in read_rows() if row.engine == "trtllm" and row.data_parallel > 1 and row.source == "inferencex"
-    ]
-    refused = not_simulated(rows)
-    served = [row for row in rows if row.id not in refused]
-    waiting = {(row.kind, row.experiment.server.attention_dp_timeout_iters) for row in served}
-    assert waiting == {("expert-parallel", 60), ("expert-parallel", 50), ("apart", None)}
-
-
 def test_estimates_are_of_held_out_rows() -> None:
     """Of all of them that can be asked for: those of servers whose layout and load are known, and that do not draft."""
     rows = [row for row in read_rows() if row.held_out]

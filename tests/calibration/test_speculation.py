@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
 
 from pdvsim.calibration.validate.speculation import (
+    FIGURES,
+    SIDES,
     PredictedPair,
     best_lengths,
     has_sign,
@@ -29,11 +32,11 @@ def test_pairs_have_settings_and_sources() -> None:
     assert 0.25 < sum(pair.held_out for pair in PAIRS) / len(PAIRS) < 0.4
     for pair in PAIRS:
         assert pair.source
-        assert pair.drafted.experiment.longest_draft == pair.drafted.k
-        assert pair.plain.experiment.longest_draft == 0
-        plain, drafted = pair.measured
-        ratio = plain.tpot_ms / drafted.tpot_ms if pair.of_tpot else drafted.throughput / plain.throughput
-        assert math.isnan(ratio) or pair.speedup == pytest.approx(ratio, rel=0.02)
+        assert pair.drafted.experiment.longest_draft > 0 == pair.drafted.without.experiment.longest_draft
+        side, other = SIDES if pair.of_tpot else SIDES[::-1]
+        name = FIGURES[0] if pair.of_tpot else FIGURES[1]
+        ratio = pair.measured[f"{name}_{side}"] / pair.measured[f"{name}_{other}"]
+        assert math.isnan(ratio) or pair.measured["speedup"] == pytest.approx(ratio, rel=0.02)
 
 
 def test_an_acceptance_length_is_met_at_any_draft_length() -> None:
@@ -43,10 +46,10 @@ def test_an_acceptance_length_is_met_at_any_draft_length() -> None:
 
 def test_a_tree_without_branches_is_a_chain() -> None:
     """And a wider one, at the same acceptance length, gains less."""
-    chain = next(pair for pair in PAIRS if "qwen3-30b-a3b" in pair.plain.pair and not pair.drafted.topk)
+    chain = next(p for p in PAIRS if "qwen3-30b-a3b" in p.drafted.experiment.server.pair and not p.drafted.topk)
     trees = [
         chain.drafted._replace(topk=topk, verified_tokens=tokens)
-        for topk, tokens in ((1, chain.drafted.k + 1), (4, 60))
+        for topk, tokens in ((1, chain.drafted.experiment.longest_draft + 1), (4, 60))
     ]
     plain, narrow, wide = (
         predicted(chain._replace(drafted=side)).predicted["speedup"] for side in (chain.drafted, *trees)
@@ -63,8 +66,8 @@ def test_ratios_of_a_method_are_near_on_pairs_held_out(method: str, median: floa
     pairs = [
         pair
         for pair in PAIRS
-        if pair.held_out and pair.method == method and pair.drafted.engine == "vllm" and pair.drafted.concurrency <= 8
-        if "h200/vllm" not in pair.source
+        if pair.held_out and pair.method == method and pair.drafted.experiment.hardware.engine == "vllm"
+        if pair.drafted.experiment.traffic.max_concurrency <= 8 and "h200/vllm" not in pair.source
     ]
     predictions = [predicted(pair) for pair in pairs[:: max(1, len(pairs) // 12)]]
     assert np.median([abs(one.errors["speedup"]) for one in predictions]) < median
@@ -72,16 +75,17 @@ def test_ratios_of_a_method_are_near_on_pairs_held_out(method: str, median: floa
 
 
 def test_the_loss_of_a_draft_length_is_that_of_its_measured_speed() -> None:
-    one = next(pair for pair in PAIRS if pair.drafted.k == 1)
-    figures = one.measured
+    one = next(pair for pair in PAIRS if pair.drafted.experiment.longest_draft == 1)
 
     def at(k: int, measured: float, foreseen: float) -> PredictedPair:
-        pair = one._replace(drafted=one.drafted._replace(k=k), speedup=measured, of_tpot=True)
-        return joined(pair, (figures[0]._replace(tpot_ms=foreseen), figures[1]._replace(tpot_ms=1.0)))
+        server = replace(one.drafted.experiment.server, num_speculative_tokens=k)
+        drafted = one.drafted._replace(experiment=replace(one.drafted.experiment, server=server))
+        pair = one._replace(drafted=drafted, measured=one.measured | {"speedup": measured}, of_tpot=True)
+        return joined(pair, ((foreseen, 1.0), (1.0, 1.0)))
 
     [choice] = best_lengths([at(1, 1.5, 1.4), at(2, 2.0, 1.6), at(3, 1.8, 1.7)])
-    assert (choice.measured, choice.predicted) == (2, 3)
-    assert choice.loss == pytest.approx(0.1)
+    assert (choice["measured"], choice["predicted"]) == (2, 3)
+    assert choice["loss"] == pytest.approx(0.1)
 
 
 def test_a_gain_within_the_error_of_its_method_has_no_certain_sign() -> None:

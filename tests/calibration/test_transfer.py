@@ -18,7 +18,7 @@ from pdvsim.calibration.fit.build import gpu_spec, save
 from pdvsim.profiler.samples import Samples, load
 from pdvsim.sim.config import Experiment, Hardware, Server, Traffic
 from pdvsim.sim.metrics.summary import summarise
-from pdvsim.sim.models.presets import MODELS, PRESETS, pair
+from pdvsim.sim.models.presets import MODELS, pair
 from pdvsim.sim.models.specs import GpuSpec, ModelSpec
 from pdvsim.sim.prices.cards import GPUS
 from pdvsim.sim.prices.costs import CostModel
@@ -92,16 +92,6 @@ def test_the_bar_of_mixtures_and_8_bits_holds_for_each_left_out(samples: Samples
     assert whole.eight_bit == pytest.approx(shipped().eight_bit)
     worse = np.concatenate([errors_of(dense, model, h200) for model in others.values()])
     assert np.median(np.concatenate(sizes)) < 0.75 * np.median(np.abs(np.log1p(worse)))
-
-
-def test_a_bar_is_wider_for_mixtures_and_few_bits() -> None:
-    bar = shipped().bar(card_known=False)
-    assert shipped().widened(bar, PRESETS["llama-3.1-8b"]) == bar
-    for name in ("qwen3-235b-a22b", "gpt-oss-20b"):
-        assert shipped().widened(bar, PRESETS[name]) > bar
-    assert shipped().widened(shipped().bar(card_known=True), PRESETS["deepseek-v3"]) == pytest.approx(
-        math.expm1(shipped().other_bar)
-    )
 
 
 def seconds(spec: ModelSpec, card: GpuSpec, rows: int, tokens: int, context: int) -> float:
@@ -218,11 +208,3 @@ def test_the_band_is_the_run_at_both_ends_of_the_bar_and_what_real_runs_were_off
     raised = spanned(result, [end | {"p99_ttft_ms": late * 1.2} for end in both])
     assert raised["p99_ttft_ms_low"] < 0.97 * late
     assert raised["p99_ttft_ms_high"] > 1.2 * late
-
-
-def test_measured_forwards_have_no_band() -> None:
-    assert ends(experiment("h200")) == []
-    unasked = experiment("a100-80gb", band=False)
-    assert ends(unasked) == []
-    result = simulate(unasked)
-    assert spanned(result) == summarise(result)

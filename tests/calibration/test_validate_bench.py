@@ -55,14 +55,6 @@ def test_the_load_of_a_result_is_simulated_again(
             assert row["error"] == pytest.approx(0, abs=0.1), name
 
 
-def test_an_architecture_that_never_drafts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    path = bench_of(served(0, max_concurrency=8), tmp_path / "bench.json")
-    for models in (["--pair", PAIR], ["--model", "llama-2-7b", "--drafter", "none"]):
-        assert main(["validate", "--bench", path, *models, "--arch", "autoregressive", "--json"]) == 0
-        metrics = json.loads(capsys.readouterr().out)["metrics"]
-        assert metrics["output_throughput"]["error"] == pytest.approx(0, abs=0.02)
-
-
 def test_a_closed_loop_is_not_paced_by_the_server_that_was_measured(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -71,16 +63,6 @@ def test_a_closed_loop_is_not_paced_by_the_server_that_was_measured(
     metrics = compared(capsys, path)["metrics"]
     assert metrics["output_throughput"]["error"] > 0.1
     assert metrics["mean_tpot_ms"]["error"] < -0.1
-
-
-def test_without_details_lengths_are_means_and_arrivals_drawn(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    path = bench_of(served(0, request_rate=12.0), tmp_path / "bench.json", detailed=False)
-    document = compared(capsys, path)
-    assert "no --save-detailed: mean lengths for all" in document["notes"]
-    assert "no start_times: arrivals drawn at the same rate" in document["notes"]
-    assert document["metrics"]["mean_tpot_ms"]["error"] == pytest.approx(0, abs=0.1)
 
 
 def test_when_requests_were_due_is_read(tmp_path: Path) -> None:

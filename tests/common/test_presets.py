@@ -20,9 +20,9 @@ from pdvsim.cli.sweep import SweepCommand
 from pdvsim.common.commandline import parse
 from pdvsim.common.options import build, options
 from pdvsim.common.presets import PRESETS
+from pdvsim.published.models import OUTPUT_TOKENS, PAIRS, PROMPT_TOKENS
 from pdvsim.published.program import K
 from pdvsim.published.tables import THREE_WAY_PAIR
-from pdvsim.published.three_way import OUTPUT_TOKENS, PAIRS, PROMPT_TOKENS
 from pdvsim.sim.config import Experiment, Server
 from pdvsim.sim.limits import BatchLimit, DraftLength, Redefined
 from pdvsim.sim.models.names import Note

@@ -76,10 +76,10 @@ def test_measured_servers_are_on_the_picture(answer: Speedup) -> None:
     measured = measured_pairs([answer.question.server(name) for name in answer.question.options])
     pairs = measured[Drafting("eagle3", 1)]
     assert pairs
-    assert {pair.drafted.pair for pair in pairs} == {HEAD}
+    assert {pair.drafted.experiment.server.pair for pair in pairs} == {HEAD}
     [axes] = speedup_figure(answer).axes
     marks = {tuple(point) for line in axes.lines for point in zip(line.get_xdata(), line.get_ydata(), strict=True)}
-    assert {(pair.drafted.concurrency, pair.speedup) for pair in pairs} <= marks
+    assert {(pair.clients, pair.measured["speedup"]) for pair in pairs} <= marks
 
 
 def test_the_command_says_what_to_do_at_each_load(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

@@ -10,21 +10,21 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pdvsim.published.poisson import Poisson, run_poisson, score_poisson
+from pdvsim.published.models import BATCHES, LANES
 from pdvsim.published.program import (
-    Cached,
     K,
     PublishedJob,
+    StaticBatches,
     WholeSequence,
     coin_for,
     drawn_rounds,
-    emitted,
     even_rounds,
     legacy_arrivals,
     mean_acceptance,
+    score,
+    serve,
 )
-from pdvsim.published.tables import five_requests, load_published, many_requests, tokens_and_rounds
-from pdvsim.published.three_way import ThreeWay, ThreeWayConfig, run_three_way, score_three_way
+from pdvsim.published.tables import five_requests, load_published, many_requests
 from pdvsim.sim.models.presets import pair
 
 
@@ -37,10 +37,6 @@ class Unit:
 
     def verify(self, rows: int, length: int) -> list[float]:
         return [2.0]
-
-
-def test_a_round_emits_its_accepted_drafts_and_a_correction_but_no_bonus() -> None:
-    assert [emitted(accepted) for accepted in range(5)] == [1, 2, 3, 4, 4]
 
 
 @given(st.floats(0, 1), st.integers(1, 60), st.integers(0, 2**32 - 1))
@@ -56,11 +52,6 @@ def test_even_rounds_spread_all_tokens(rounds: int, data: st.DataObject) -> None
     emits = even_rounds(tokens, rounds)
     assert (len(emits), sum(emits)) == (rounds, tokens)
     assert max(emits) - min(emits) <= 1
-
-
-def test_even_rounds_refuse_what_no_round_emits() -> None:
-    with pytest.raises(ValueError, match=r"25 to 100 .* 101"):
-        even_rounds(101, 25)
 
 
 def test_mean_acceptance_is_that_of_drawn_requests() -> None:
@@ -82,7 +73,7 @@ def test_arrivals_are_numpys_legacy_stream() -> None:
         assert len(legacy_arrivals(0.05 * concurrency, 30.0)) == requests
 
 
-PLAIN, OVERLAPPED = ThreeWayConfig(Unit()), ThreeWayConfig(Unit(), overlap_s=0.5, first_use_s=3.0)
+PLAIN, OVERLAPPED = {}, {"overlap_s": 0.5, "first_use_s": 3.0}
 FINISHES = [  # of requests of so many rounds that are all there at first
     ("pd", [2, 1, 3], PLAIN, [12, 18, 36]),  # one request after the other
     ("pdv", [1, 1, 1, 1, 1], PLAIN, [6, 6, 6, 6, 12]),  # nobody is admitted before a batch of four is done
@@ -95,20 +86,21 @@ FINISHES = [  # of requests of so many rounds that are all there at first
 ]
 
 
+def three_way(program: str, jobs: list[PublishedJob], **more: float) -> list[float]:
+    """When a program finishes requests."""
+    return [job.finish_s for job in serve(StaticBatches(Unit(), *BATCHES[program], **more), jobs)]
+
+
 @pytest.mark.parametrize(("program", "rounds", "config", "expected"), FINISHES)
 def test_when_requests_of_three_way_finish(
-    program: ThreeWay, rounds: list[int], config: ThreeWayConfig, expected: list[float]
+    program: str, rounds: list[int], config: dict[str, float], expected: list[float]
 ) -> None:
-    jobs = [PublishedJob(0.0, (1,) * n) for n in rounds]
-    run_three_way(program, jobs, config)
-    assert [job.finish_s for job in jobs] == expected
+    assert three_way(program, [PublishedJob(0.0, (1,) * n) for n in rounds], **config) == expected
 
 
 def test_a_program_of_three_way_waits_for_arrivals() -> None:
-    def served_at(program: ThreeWay, *arrivals_s: float) -> list[float]:
-        jobs = [PublishedJob(arrival_s, (1,)) for arrival_s in arrivals_s]
-        run_three_way(program, jobs, ThreeWayConfig(Unit()))
-        return [job.finish_s for job in jobs]
+    def served_at(program: str, *arrivals_s: float) -> list[float]:
+        return three_way(program, [PublishedJob(arrival_s, (1,)) for arrival_s in arrivals_s])
 
     assert served_at("pd", 1, 2.5, 3, 30) == [7, 13, 19, 36]
     assert served_at("pdv", 1, 2.5, 3, 30) == [7, 13, 13, 36]  # two wait for the first and share a batch
@@ -127,13 +119,10 @@ def test_without_a_cache_arithmetic_grows_with_rows_and_length_and_launches_do_n
     assert last / first == pytest.approx(63 / 60)
 
 
-FORWARDS = Cached(draft_s=0.1, target_s=0.2)  # a prefill takes 0.3 s, a round 0.8 s
-
-
-def served(program: Poisson, cutoff_s: float = math.inf, limit: int = 8) -> list[PublishedJob]:
+def served(program: str, cutoff_s: float | None = None, limit: int = 8) -> list[PublishedJob]:
+    """A prefill takes 0.3 s, a round 0.8 s."""
     jobs = [PublishedJob(0.0, (2, 3)), PublishedJob(0.1, (1, 4))]
-    run_poisson(program, jobs, limit, FORWARDS, cutoff_s)
-    return jobs
+    return serve(LANES[program](limit, draft_s=0.1, target_s=0.2), jobs, cutoff_s)
 
 
 def test_unified_admits_one_a_turn_and_notices_completions_at_its_end() -> None:
@@ -158,36 +147,19 @@ def test_pd_admits_only_while_there_is_room() -> None:
 
 
 def test_the_cut_off_drops_what_an_unfinished_request_received() -> None:
-    score = score_poisson(served("pdv-unified", cutoff_s=3.5), 3.5)
-    assert score["completions"] == 1
-    assert score["throughput_completed_only"] == pytest.approx(5 / 3.5)  # the first's tokens, over the cut-off
-    assert score["throughput_all_tokens"] == pytest.approx(6 / 3.5)
-    assert score["request_latency_mean_completed_only"] == pytest.approx(3000)
-    assert score["acceptance_completed"] == pytest.approx(5 / 8)
-    assert score["token_latency_p50_since_request_start"] == pytest.approx(2200)  # 1.1, 1.1, 2.2, 2.2, 2.2
+    found = score(served("pdv-unified", cutoff_s=3.5), 3.5)
+    assert found["completions"] == 1
+    assert found["throughput_completed_only"] == pytest.approx(5 / 3.5)  # the first's tokens, over the cut-off
+    assert found["throughput_all_tokens"] == pytest.approx(6 / 3.5)
+    assert found["request_latency_mean_completed_only"] == pytest.approx(3000)
+    assert found["acceptance_completed"] == pytest.approx(5 / 8)
+    assert found["token_latency_p50_since_request_start"] == pytest.approx(2200)  # 1.1, 1.1, 2.2, 2.2, 2.2
 
 
 def test_where_all_complete_time_runs_to_the_last_completion() -> None:
-    score = score_poisson(served("pdv-unified", cutoff_s=60), 60)
-    assert score["throughput_completed_only"] == pytest.approx(10 / 3.8)
-    assert score_poisson([PublishedJob(0.0, (4,))], 60)["throughput_completed_only"] == 0
-
-
-def test_three_way_metrics_of_a_case_by_hand() -> None:
-    jobs = [PublishedJob(0.0, (1,) * n) for n in (2, 1)]
-    run_three_way("pd", jobs, ThreeWayConfig(Unit()))
-    score = score_three_way(jobs)
-    assert (score["total_time"], score["throughput"]) == (18, 2 / 18)
-    assert (score["request_latency_mean"], score["request_latency_p50"]) == (15_000, 15_000)
-    assert score["request_latency_p95"] == pytest.approx(17_700)
-
-
-@pytest.mark.parametrize(
-    ("acceptance", "tokens", "expected"),
-    [(100 / 180, 100, (100, 45)), (103 / 160, 100, (103, 40)), (0.4545, 20, (20, 11)), (0.3667, 20, (22, 15))],
-)
-def test_acceptance_tells_tokens_and_rounds(acceptance: float, tokens: int, expected: tuple[int, int]) -> None:
-    assert tokens_and_rounds(acceptance, tokens) == expected
+    found = score(served("pdv-unified", cutoff_s=60), 60)
+    assert found["throughput_completed_only"] == pytest.approx(10 / 3.8)
+    assert score([PublishedJob(0.0, (4,))], 60)["throughput_completed_only"] == 0
 
 
 @pytest.mark.parametrize("arch", ["baseline", "pd", "pdv"])

@@ -9,7 +9,6 @@ import pytest
 
 from pdvsim.published.program import PublishedJob
 from pdvsim.published.tables import FOLDER, Key, key_of, load_published
-from pdvsim.published.three_way import COMPARISON
 from studies.pdverify import MODERN, differences, fair_poisson, fair_text, score_fairly
 
 
@@ -48,7 +47,7 @@ def test_the_blind_prediction_is_kept_as_it_was_made() -> None:
         predicted = {key_of(row): float(row["predicted"]) for row in csv.DictReader(file)}
     published = load_published()
     assert len(predicted) == 36
-    keys = {row: Key(COMPARISON, *row[:3], "request_latency_p95") for row in published.rows(COMPARISON)}
+    keys = {row: Key("model_comparison", *row[:3], "request_latency_p95") for row in published.rows("model_comparison")}
     ratios = {row: predicted[key] / published.figures[key].value for row, key in keys.items()}
     assert sum(abs(ratio - 1) > 0.15 for ratio in ratios.values()) == 11
     assert all(2 < ratio < 5.2 for row, ratio in ratios.items() if row[1] == "pdv")

@@ -14,8 +14,7 @@ from pdvsim.cli.validate.bench import ValidateBench
 from pdvsim.cli.validate.launches import ValidateLaunches
 from pdvsim.cli.validate.runs import ValidateRuns
 from pdvsim.cli.validate.serve import ValidateServing
-from pdvsim.cli.validate.silicon import ValidateSilicon
-from pdvsim.cli.validate.speculation import ValidateSpeculation
+from pdvsim.cli.validate.servers import ValidateSilicon, ValidateSpeculation
 
 
 @dataclass(frozen=True)

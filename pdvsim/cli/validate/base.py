@@ -6,16 +6,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib.resources import files
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Any, ClassVar
 
 from pdvsim.bench.output import dumps
 from pdvsim.calibration.validate.served import SHIPPED, ServedRun, read_runs
 from pdvsim.cli.command import Command
 from pdvsim.common.console import say
 from pdvsim.sim.config import Contention
-from pdvsim.sim.limits import Jobs, Paths, Placed, Range, check_ranges
-
-MeasuredEngine = Literal["all", "vllm", "sglang", "trtllm"]
+from pdvsim.sim.limits import Paths, Placed, check_ranges
 
 
 @dataclass(frozen=True, repr=False)
@@ -75,18 +73,6 @@ class RecordedRuns(ValidationCommand):
         """The real runs to compare."""
         paths = [Path(path) for path in self.runs] or shipped()
         return [run for path in paths for run in read_runs(path, own_policies=self.own_policies)]
-
-
-@dataclass(frozen=True)
-class MeasuredServers(ValidationCommand):
-    """Measured servers of other engines"""
-
-    held_out: bool = False
-    """Use the rows that were held out: no constant was fitted to them."""
-    rows: Annotated[int, Range(1, 1_000_000)] | None = None
-    """Predict at most this number of rows, spread over all."""
-    jobs: Jobs | None = None
-    """Concurrent simulations; default: one per core."""
 
 
 def shipped() -> list[Path]:
