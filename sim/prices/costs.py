@@ -138,9 +138,8 @@ class CostModel:
         # of prompts
         self._past_bytes = self._past_flops = 1.0
         if self.window and spec.layers:
-            self._past_bytes = (spec.kv_bytes_per_token - spec.bounded_bytes_per_token) / spec.kv_bytes_per_token
-            flops = spec.attention_flops_per_pair
-            self._past_flops = (flops - spec.bounded_flops_per_pair) / flops
+            shares = zip(spec.cached_token(), spec.cached_token(bounded=True), strict=True)
+            self._past_bytes, self._past_flops = ((every - bounded) / every for every, bounded in shares)
         self._past_rows = self._past_bytes if terms.past_share is None else terms.past_share
         self._past_prompts = self._past_flops if terms.past_prompts is None else terms.past_prompts
         self._state_bytes, self._state_flops = float(spec.row_bytes), float(spec.row_flops)

@@ -67,7 +67,7 @@ class ModelKernels:
         absorbed = self.spec.latent is not None and self.spec.is_uniform and bool(self.tables.kinds("latent-decode"))
         for count, products in self.spec.layer_kinds:
             for inputs, outputs in products:
-                router = outputs == self.spec.routes
+                router = self.spec.experts is not None and outputs == self.spec.experts.count
                 alone = self.tables.product("bfloat16" if router else kind, tokens, outputs, inputs)
                 expands = absorbed and inputs == self.spec.latent.kv_rank  # type: ignore[union-attr]
                 total += count * np.maximum(alone + more_s, LEAST_SHARE * alone) * (prompts if expands else 1.0)
@@ -228,7 +228,7 @@ class ModelKernels:
             sums += count * np.array([fixed, solution[0], solution[1] if kind == "csa" else 0.0, solution[-1]])
         fixed, token_s, near_s, scored_s = sums.tolist()
         # timed prompts are too short to show what is read of all tokens: no faster than the arithmetic, in 8 bits
-        whole = s.attention_flops_per_pair - s.bounded_flops_per_pair
+        whole = s.attention_flops_per_pair - s.cached_token(bounded=True)[1]
         least = whole / (2 * FLOPS_SHARE * self.tables.gpu.flops_per_s)
         near_s, scored_s = (near_s, max(scored_s, least)) if s.kv_bytes_per_token else (0.0, 0.0)
         pair_s = max(LEAST_S, near_s + scored_s)

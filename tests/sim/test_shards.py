@@ -16,7 +16,7 @@ from pdvsim.cli import main
 from pdvsim.sim.assembly import ServerParts, covering_profile
 from pdvsim.sim.config import SHARDED, Experiment, Hardware, Server, Traffic
 from pdvsim.sim.metrics.summary import summarise
-from pdvsim.sim.models.presets import PRESETS, UNMEASURED, shard
+from pdvsim.sim.models.presets import MODELS, PRESETS, shard
 from pdvsim.sim.prices.cards import GPUS
 from pdvsim.sim.prices.collectives import BAR, CURVES, all_reduce_s, with_collectives
 from pdvsim.sim.prices.costs import CostModel
@@ -50,7 +50,9 @@ def over(gpus: int, arch: str = "colocated", pair: str = LLAMA, **hardware: Any)
 
 
 @pytest.mark.parametrize("gpus", SHARDED)
-@pytest.mark.parametrize("name", [n for n, spec in UNMEASURED.items() if spec.heads % 8 == 0 and spec.kv_heads != 10])
+@pytest.mark.parametrize(
+    "name", [n for n in PRESETS if n not in MODELS and PRESETS[n].heads % 8 == 0 and PRESETS[n].kv_heads != 10]
+)
 def test_shards_are_the_whole_model(name: str, gpus: int) -> None:
     """Weights, KV cache and arithmetic of all of them together, but for what is on every one.
 
@@ -58,7 +60,11 @@ def test_shards_are_the_whole_model(name: str, gpus: int) -> None:
     experts and in KDA, the indexer of sparse attention with its cache, and KV heads that are fewer than GPUs.
     """
     whole, part = PRESETS[name], shard(PRESETS[name], gpus)
-    index, index_flops, on_all = 0.0, 0, whole.hidden * whole.routes * whole.expert_layers
+    index, index_flops, on_all = (
+        0.0,
+        0,
+        whole.hidden * (whole.experts.count if whole.experts else 0) * whole.expert_layers,
+    )
     if whole.experts is not None and whole.experts.latent:
         on_all += 2 * whole.hidden * whole.experts.latent * whole.expert_layers
     if whole.state is not None and whole.state.kind == "kda":
