@@ -208,7 +208,7 @@ REFUSED: list[tuple[dict[str, Any], dict[str, Any], str]] = [
     (SHAPE, {"torch_dtype": "float8_e4m3fn"}, r"quantised weights \(.*float8_e4m3fn"),
     (SHAPE, {"dtype": 8}, r"quantised weights \(.*dtype 8"),
     (MIXED, {"num_experts": None}, "num_local_experts is missing"),
-    (MIXED, {"num_experts_per_tok": None}, "num_experts_per_tok is missing"),
+    (MIXED, {"num_experts_per_tok": None}, "num_experts_per_tok: must be a whole number, got None"),
     (MIXED, {"num_experts_per_tok": 129}, "num_experts_per_tok: a token cannot take 129 of 128 experts"),
     (MIXED, {"num_experts": "many"}, "num_experts: must be a whole number"),
     (MIXED, {"moe_intermediate_size": 0}, "moe_intermediate_size: must be 8 to"),
