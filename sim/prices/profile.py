@@ -17,10 +17,10 @@ from itertools import accumulate
 from pathlib import Path
 from typing import Annotated, Any
 
-from pdvsim.sim.limits import MAX_TOKENS, Range, Share, hints_of, ranges
+from pdvsim.sim.limits import MAX_TOKENS, Range, Share
 from pdvsim.sim.models.presets import MODELS, unquantised
 from pdvsim.sim.models.specs import GpuSpec, ModelSpec, Pair
-from pdvsim.sim.prices.cards import GPUS, gpu
+from pdvsim.sim.prices.cards import GPUS, check_figures, gpu, typed
 from pdvsim.sim.prices.collectives import BAR, with_collectives
 from pdvsim.sim.prices.costs import CostModel, LookupCosts, cost_model, widest_draft
 from pdvsim.sim.prices.forward import REQUIRED, TIME, ForwardSeconds, ForwardTerms, interpolate
@@ -296,48 +296,33 @@ def _load(path: str, state: tuple[int, ...]) -> Profile:
     version = data.get("schema_version")
     if type(version) is not int or version != SCHEMA:
         raise ValueError(f"profile {path}: schema_version is {quoted(version)}, this version reads {SCHEMA}")
-    from pydantic import TypeAdapter, ValidationError  # a quarter of the start-up time, and only files need it
-
-    try:
-        profile = TypeAdapter(Profile).validate_json(text, strict=True)
-    except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(str(part) for part in first["loc"])
-        raise ValueError(f"profile {path}: {where}: {first['msg']}") from None
-    _check(path, "", data, Profile)
+    profile = typed(f"profile {path}: ", text, Profile)
+    _check(f"profile {path}: ", data, Profile)
     for name, kind in PARTS.items():
         if data.get(name) is not None:
-            _check(path, f"{name}.", data[name], kind)
+            _check(f"profile {path}: {name}.", data[name], kind)
     for name, figures in data["models"].items():
-        _check(path, f"models.{name}.", figures, ForwardTerms)
+        _check(f"profile {path}: models.{name}.", figures, ForwardTerms)
         if missing := next((figure for figure in REQUIRED if figure not in figures), ""):
             raise ValueError(f"profile {path}: models.{name}.{missing}: Field required")
         if not figures.get("layer_knots") and not any(figures[part] for part in REQUIRED[:3]):
             raise ValueError(f"profile {path}: models.{name}.weights_s: a forward would take no time")
     for name, sizes in data.get("measured", {}).items():
-        _check(path, f"measured.{name}.", sizes, Reach)
+        _check(f"profile {path}: measured.{name}.", sizes, Reach)
     return profile
 
 
-def _check(path: str | Path, where: str, given: dict[str, Any], kind: type) -> None:
+def _check(where: str, given: dict[str, Any], kind: type) -> None:
     """Refuse unknown keys and figures that are no durations, rates or sizes."""
-    known = hints_of(kind)
-    for key in given:
-        if key not in known:
-            raise ValueError(f"profile {path}: {where}{key}: unknown key; known: {', '.join(sorted(known))}")
-    for name, value in sorted(given.items()):
-        many = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    for name, value in given.items():
         if name.endswith("_ratios"):
-            _check_tokens(f"profile {path}: {where}{name}", value)
-            many = value
-        figures = {f"{where}{name}.{key}": item for key, item in many} or {f"{where}{name}": value}
-        for place, figure in figures.items():
-            if (span := ranges(kind).get(name)) and isinstance(figure, (int, float)) and not span.holds(figure):
-                raise ValueError(f"profile {path}: {place}: must be {span}, got {quoted(figure)}")
+            _check_tokens(f"{where}{name}", value)
+    check_figures(where, given, kind)
+    for name, value in given.items():
         if name.endswith("_buckets") and value != sorted(set(value)):
-            raise ValueError(f"profile {path}: {where}{name}: needs increasing sizes")
+            raise ValueError(f"{where}{name}: needs increasing sizes")
         if name.endswith(KNOTS) and value:
-            _check_knots(f"profile {path}: {where}{name}", value)
+            _check_knots(f"{where}{name}", value)
 
 
 def _check_knots(where: str, knots: list[tuple[int, float]]) -> None:
