@@ -133,7 +133,7 @@ class PredictedTimes:
     def seconds(self, transfer: Transfer, gpu: GpuSpec) -> Floats:
         prices, widths = Prices(self._spec, gpu, transfer.sms, transfer), np.array(self._widths, float)
         parts = (prices.layers(np.array(self._tokens, float)), prices.kv(widths), prices.width(widths), prices.head())
-        rest = (prices.row(), prices.prompt_wave(), prices.mixed(), prices.c.draft_ratio)
+        rest = (prices.row(), prices.prompt_wave(), prices.s.caching_layers * prices.c.mixed_s, prices.c.draft_ratio)
         return self._times.seconds(np.concatenate([*parts, rest]))
 
 

@@ -58,6 +58,8 @@ class ModelKernels:
         self.tables, self.spec = tables, spec
         self.kind = block_products if product_kind(spec) == "fp8_block" else product_kind(spec)
         self.cache = "fp8" if spec.kv_dtype_bytes == 1 else "bfloat16"
+        transfer, card = shipped(), tables.gpu  # pdvsim's own formula, for what the tables lack
+        self.formula = Prices(spec, transfer.ceilings(card), card.sms or transfer.sms, transfer)
 
     def products(self, tokens: Floats, more_s: float = 0.0, prompts: Floats | float = 1.0) -> Floats:
         """The layers' matrix products that every token takes, each with `more_s` besides its kernel.
@@ -84,11 +86,6 @@ class ModelKernels:
         how = experts.ranks, s.gated, sent and s.data_ranks > 1, experts.balanced
         return s.expert_layers * self.tables.experts(expert_kind(s), tokens, *shape, *how)
 
-    @property
-    def ranks(self) -> int:
-        """GPUs that whole experts are divided among."""
-        return 1 if self.spec.experts is None else self.spec.experts.ranks
-
     def expert_s(self) -> float:
         """Reading one further expert in all layers that have experts."""
         if self.spec.experts is None:
@@ -109,13 +106,6 @@ class ModelKernels:
         rate = self.tables.gpu.bandwidth_bytes_per_s * BANDWIDTH_SHARE
         return s.layers * tokens * values * ACTIVATIONS_BYTES / rate
 
-    def norms(self, tokens: Floats) -> Floats:
-        """All-reduces of norms over all heads: in MiniMax models two 32-bit values per token and layer."""
-        s = self.spec
-        return (
-            s.layers * self.tables.reduce_s(s.shards, 4 * tokens) if s.family == "minimax" else np.zeros(tokens.shape)
-        )
-
     def fused(self, tokens: Floats) -> Floats:
         """The product that fuses a head's inputs."""
         return self.tables.product("bfloat16", tokens, self.spec.hidden, self.spec.fused_inputs)
@@ -131,7 +121,7 @@ class ModelKernels:
         if s.compressed is None:
             return np.zeros(tokens.shape)
         timed = self.tables.streams(s.hidden, tokens)
-        return self._transferred().streams(tokens, s.compressed.streams) if timed is None else s.layers * timed
+        return self.formula.streams(tokens, s.compressed.streams) if timed is None else s.layers * timed
 
     def decode(self) -> DecodeLines:
         """Attention of rows over all layers; by pdvsim's own formula where its kind was not timed."""
@@ -148,9 +138,9 @@ class ModelKernels:
             timed = DecodeLines(rows, s.caching_layers * fixed, s.caching_layers * slopes)
         if timed is not None:
             return timed
-        prices, rows, one = self._transferred(), np.array([1.0, 2048.0]), np.ones(1)
-        token_s = max(LEAST_S, float(prices.kv(one)[0]))
-        return DecodeLines(rows, prices.width(one) + prices.row() * rows, np.full(2, token_s))
+        rows, one = np.array([1.0, 2048.0]), np.ones(1)
+        token_s = max(LEAST_S, float(self.formula.kv(one)[0]))
+        return DecodeLines(rows, self.formula.width(one) + self.formula.row() * rows, np.full(2, token_s))
 
     def _plain(self, phase: str) -> TimedAttention:
         """Attention of the model's own heads."""
@@ -236,7 +226,7 @@ class ModelKernels:
         for kind, count, (_, layer) in zip(("csa", "hca"), counts, own.compressors(s.hidden), strict=True):
             timed = self.tables.sparse_attention("prefill", kind, s.hidden, s.heads, self.cache)
             if timed is None:
-                return *self._formula_prefill(), float(self._transferred().scan(np.ones(1))[0])
+                return *self._formula_prefill(), float(self.formula.scan(np.ones(1))[0])
             length, times = timed.given
             fixed, long = float(times.min()), length >= LEAST_PROMPT
             rest = np.maximum(0.0, times - np.maximum(fixed, self._module_products(layer, length)))[long]
@@ -276,8 +266,8 @@ class ModelKernels:
         return fixed, within, pair_s / within
 
     def _formula_prefill(self) -> tuple[float, float, None]:
-        prices = self._transferred()
-        return 0.0, self.spec.attention_flops_per_pair / (prices.flops * prices.c.prompt_compute), None
+        flops = self.formula.flops * self.formula.c.prompt_compute
+        return 0.0, self.spec.attention_flops_per_pair / flops, None
 
     def _sparse_prefill(self, sparse: Sparse) -> tuple[float, float, float | None]:
         """A time per pair within reach and one per pair scored, which fit the timed prompts best."""
@@ -327,8 +317,8 @@ class ModelKernels:
             return (), ((1, token_s), (2, 2 * token_s))
         if (state := self.spec.state) is None or not state.layers:
             return (), ()
-        prices, copies, tokens = self._transferred(), np.array([2.0, 4096.0]), np.array([1.0, 32768.0])
-        rows_s, scan_s = prices.states(copies), prices.scan(tokens)
+        copies, tokens = np.array([2.0, 4096.0]), np.array([1.0, 32768.0])
+        rows_s, scan_s = self.formula.states(copies), self.formula.scan(tokens)
         if (timed := self.tables.states("decode", state.kind, state.key_heads, state.value_heads)) is not None:
             copies, rows_s = 2 * timed[0], state.layers * timed[1]  # a row reads a state and writes one
             least = rows_s.min()
@@ -342,19 +332,15 @@ class ModelKernels:
 
     def widths(self) -> tuple[Floats, Floats]:
         """How many times as long several queries per row read the cache as one, and what they add to a forward."""
-        prices, at = self._transferred(), np.array(WIDTHS, float)
-        kv, width = np.maximum(LEAST_S, np.maximum.accumulate(prices.kv(at))), prices.width(at)
+        at = np.array(WIDTHS, float)
+        kv, width = np.maximum(LEAST_S, np.maximum.accumulate(self.formula.kv(at))), self.formula.width(at)
         return kv / kv[0], np.maximum(0.0, width - width[0])
 
-    def _transferred(self) -> Prices:
-        """The model's parts by pdvsim's own formula, for what the tables lack."""
-        transfer, card = shipped(), self.tables.gpu
-        return Prices(self.spec, transfer.ceilings(card), card.sms or transfer.sms, transfer)
-
     def reduces(self, tokens: Floats) -> Floats:
-        """Seconds of the all-reduces of all layers."""
+        """Seconds of the all-reduces of all layers; in MiniMax models also of norms, two 32-bit values per token."""
         s = self.spec
-        return s.all_reduces * self.tables.reduce_s(s.shards, tokens * s.hidden)
+        layers_s = s.all_reduces * self.tables.reduce_s(s.shards, tokens * s.hidden)
+        return layers_s + s.layers * self.tables.reduce_s(s.shards, 4 * tokens) if s.family == "minimax" else layers_s
 
     def exchange(self, tokens: Floats) -> Floats:
         """Sending the tokens of data-parallel ranks to the experts of all layers, and the results back."""

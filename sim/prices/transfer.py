@@ -141,7 +141,7 @@ class Transfer:
 
     def fit(self, spec: ModelSpec, gpu: GpuSpec) -> ForwardTerms:
         """The model's forward times on the card."""
-        return forward_terms(Prices(spec, self.ceilings(gpu), gpu.sms or self.sms, self))
+        return Prices(spec, self.ceilings(gpu), gpu.sms or self.sms, self).terms()
 
     def bar(self, card_known: bool) -> float:
         """Share by which 95% of forward times are slower or faster at most: of a new model, or also a new card."""
@@ -209,10 +209,6 @@ class Prices:
         return np.asarray(
             fixed + _joined(reading, multiplying, c.sharpness) - reading + c.traffic * moved / self.bandwidth
         )
-
-    def fused(self, tokens: Floats) -> Floats:
-        """The product that fuses a head's inputs."""
-        return self.product(self.s.fused_inputs, self.s.hidden, tokens)
 
     def product(self, inputs: int, outputs: int, tokens: Floats) -> Floats:
         """Seconds of one matrix product, in the kernel that the engine takes for it."""
@@ -291,8 +287,37 @@ class Prices:
         multiplying = 4 * layers * queries * s.head_dim * self.sms / (self.flops * c.prompt_compute)
         return multiplying * (c.prompt_wide if wide else 1.0)
 
-    def mixed(self) -> float:
-        return self.s.caching_layers * self.c.mixed_s
+    def terms(self) -> ForwardTerms:
+        """The formula read at knots; more tokens are never faster."""
+        spec, c, engine, (reading, multiplying) = self.s, self.c, self.engine, self.head()
+        widths, tokens, states = np.array(WIDTHS, float), np.array(TOKENS, float), np.array(STATE_ENDS, float)
+        ranks, keeps, fuses = spec.data_ranks > 1, bool(spec.row_bytes), bool(spec.fused_inputs)
+
+        def rising(seconds: Floats) -> Knots:
+            return knots_at(TOKENS, np.maximum.accumulate(seconds))
+
+        return ForwardTerms(
+            layer_knots=rising(self.layers(tokens)),
+            expert_s=self.expert(),
+            head_weights_s=reading,
+            head_token_s=multiplying,
+            kv_knots=knots_at(WIDTHS, np.maximum.accumulate(self.kv(widths))),
+            width_knots=knots_at(WIDTHS, self.width(widths)),
+            row_s=self.row(),
+            prompt_sms=self.sms,
+            prompt_wave_s=self.prompt_wave(),
+            mixed_s=spec.caching_layers * c.mixed_s,
+            spread_knots=rising(self.experts(tokens)) if ranks else (),
+            exchange_knots=NO_EXCHANGE if ranks else (),
+            fused_knots=rising(self.product(spec.fused_inputs, spec.hidden, tokens)) if fuses else (),
+            state_knots=knots_at(STATE_ENDS, self.states(states)) if keeps else (),
+            scan_knots=knots_at(STATE_ENDS, self.scan(states)) if keeps else (),
+            draft_ratio=c.draft_ratio,
+            small_kernel_tokens=engine.small_tokens,
+            large_s=large_products_s(spec, engine.small_bytes, self.bandwidth),
+            row_buckets=engine.row_buckets,
+            chunk_buckets=engine.chunk_buckets,
+        )
 
     def _share(self, tokens: Floats) -> Floats:
         """Share of the arithmetic that a product of `tokens` tokens reaches."""
@@ -307,36 +332,6 @@ class Prices:
     def _even(self, tiles: Floats) -> Floats:
         """Return how evenly equal tiles fill the multiprocessors, up to 1."""
         return np.asarray(tiles / (np.ceil(tiles / self.sms) * self.sms))
-
-
-def forward_terms(prices: Prices) -> ForwardTerms:
-    """The formula read at knots; more tokens are never faster."""
-    spec, (reading, multiplying) = prices.s, prices.head()
-    widths, tokens = np.array(WIDTHS, float), np.array(TOKENS, float)
-    kv, engine, states = np.maximum.accumulate(prices.kv(widths)), prices.engine, np.array(STATE_ENDS, float)
-    ranks = spec.data_ranks > 1
-    return ForwardTerms(
-        layer_knots=knots_at(TOKENS, np.maximum.accumulate(prices.layers(tokens))),
-        expert_s=prices.expert(),
-        head_weights_s=reading,
-        head_token_s=multiplying,
-        kv_knots=knots_at(WIDTHS, kv),
-        width_knots=knots_at(WIDTHS, prices.width(widths)),
-        row_s=prices.row(),
-        prompt_sms=prices.sms,
-        prompt_wave_s=prices.prompt_wave(),
-        mixed_s=prices.mixed(),
-        spread_knots=knots_at(TOKENS, np.maximum.accumulate(prices.experts(tokens))) if ranks else (),
-        exchange_knots=NO_EXCHANGE if ranks else (),
-        fused_knots=knots_at(TOKENS, np.maximum.accumulate(prices.fused(tokens))) if spec.fused_inputs else (),
-        state_knots=knots_at(STATE_ENDS, prices.states(states)) if spec.row_bytes else (),
-        scan_knots=knots_at(STATE_ENDS, prices.scan(states)) if spec.row_bytes else (),
-        draft_ratio=prices.c.draft_ratio,
-        small_kernel_tokens=engine.small_tokens,
-        large_s=large_products_s(spec, engine.small_bytes, prices.bandwidth),
-        row_buckets=engine.row_buckets,
-        chunk_buckets=engine.chunk_buckets,
-    )
 
 
 def knots_at(at: Sequence[int], seconds: Floats) -> Knots:
