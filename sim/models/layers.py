@@ -113,7 +113,6 @@ class Cache:
     bytes: float
     flops: int
     within: bool = False  # read of tokens within reach only
-    leaves: bool = False  # and no longer kept beyond
 
 
 @dataclass(frozen=True, slots=True)

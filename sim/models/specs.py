@@ -228,12 +228,6 @@ class ModelSpec:
         return self.layer_bytes == 1
 
     @property
-    def has_few_bits(self) -> bool:
-        """Whether weights of its layers have fewer than 8 bits."""
-        parts = (self.layer_bytes, None if self.experts is None else self.experts.weight_bytes)
-        return any(item is not None and item < 1 for item in parts)
-
-    @property
     def common_bytes(self) -> float:
         """Size of the layers' weights that every forward reads."""
         return self.common_params * (self.dtype_bytes if self.layer_bytes is None else self.layer_bytes)
@@ -293,18 +287,17 @@ class ModelSpec:
         """Bytes that a token adds to the KV cache of a layer without a window."""
         if self.latent is not None:
             return (self.latent.kv_rank + self.latent.rope_dim) * self.kv_item_bytes
-        return self._cached_bytes(self.kv_heads, self.head_dim)
+        return self._cached(self.kv_heads, self.head_dim)[0]
 
-    def _cached_bytes(self, kv_heads: int, head_dim: int) -> int:
-        return kv_heads * (head_dim + (self.value_dim or head_dim)) * self.kv_item_bytes
-
-    def _pair_flops(self, head_dim: int) -> int:
-        return 2 * self.heads * (head_dim + (self.value_dim or head_dim))
+    def _cached(self, kv_heads: int, head_dim: int) -> tuple[int, int]:
+        """Bytes that a token adds to the cache of a layer with such heads, and flops per pair of it and a query."""
+        both = head_dim + (self.value_dim or head_dim)  # keys and values
+        return kv_heads * both * self.kv_item_bytes, 2 * self.heads * both
 
     @property
     def caches(self) -> list[Cache]:
         """The layers that have a KV cache, by what they read of it."""
-        item, flops = self.kv_item_bytes, self._pair_flops(self.head_dim)
+        item, (_, flops) = self.kv_item_bytes, self._cached(self.kv_heads, self.head_dim)
         if self.latent is not None:
             flops = 2 * self.heads * (2 * self.latent.kv_rank + self.latent.rope_dim)
         if self.compressed is not None:
@@ -315,15 +308,9 @@ class ModelSpec:
             caches.append(Cache(sparse.layers, self.kv_layer_bytes, flops, within=True))
             caches.append(Cache(sparse.scans, sparse.index_bytes, sparse.flops_per_pair))
         if (window := self.window) is not None:
-            head_dim, kv_heads = window.head_dim or self.head_dim, window.kv_heads or self.kv_heads
-            of_token = self._cached_bytes(kv_heads, head_dim), self._pair_flops(head_dim)
-            caches.append(Cache(window.layers, *of_token, within=True, leaves=True))
+            of_token = self._cached(window.kv_heads or self.kv_heads, window.head_dim or self.head_dim)
+            caches.append(Cache(window.layers, *of_token, within=True))
         return [Cache(whole, self.kv_layer_bytes, flops), *caches]
-
-    @property
-    def window_bytes_per_token(self) -> int:
-        """Bytes that a token adds to the KV cache of the layers with a window, while it is within."""
-        return round(sum(cache.layers * cache.bytes for cache in self.caches if cache.leaves))
 
     def cached_token(self, bounded: bool = False) -> tuple[int, int]:
         """Bytes held per token of context within all windows, and flops per pair of it and a query, over all layers.
@@ -352,15 +339,12 @@ class ModelSpec:
     def kept_bytes(self) -> int:
         """Bytes that a request keeps whatever its length, which are sent with the end of its prompt.
 
-        One state; or, of compressed attention, the windows and what compressors have not finished.
+        One state; or, of compressed attention, the windows and what compressors have not finished. Drafts need no
+        further copy of these: their tokens are kept one by one.
         """
-        return self.state_bytes + self.edge_bytes
-
-    @property
-    def edge_bytes(self) -> int:
-        """The part of compressed attention in that. Drafts need no further copy: its tokens are kept one by one."""
         own = self.compressed
-        return 0 if own is None else own.window_bytes(self.kv_item_bytes) + own.unfinished_bytes
+        edge = 0 if own is None else own.window_bytes(self.kv_item_bytes) + own.unfinished_bytes
+        return self.state_bytes + edge
 
     @property
     def row_bytes(self) -> int:
@@ -371,7 +355,7 @@ class ModelSpec:
     def row_flops(self) -> int:
         """Operations of one token whatever its context: of states, or of windows."""
         if (own := self.compressed) is not None:
-            return own.layers * own.window * self._pair_flops(self.head_dim)
+            return own.layers * own.window * self._cached(1, self.head_dim)[1]
         return 0 if self.state is None else self.state.layers * self.state.flops
 
     @property

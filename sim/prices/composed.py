@@ -15,6 +15,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
+from typing import ClassVar
 
 import numpy as np
 
@@ -42,6 +43,7 @@ class ComposedProfile(Profile):
     error: EngineError | None = None
     graphs: GraphSizes = field(default_factory=GraphSizes)  # that the engine pads forwards to
     served: str = ""  # the engine's version; empty: the newest that is known
+    sent_bar: ClassVar[float | None] = None  # servers were measured with their all-reduces
 
     @property
     def engine(self) -> ServingEngine:
@@ -74,10 +76,6 @@ class ComposedProfile(Profile):
         for name in (name for name in bars if specs[name].compressed is not None):  # unlike origins: added squared
             bars[name] = math.expm1(math.hypot(math.log1p(bars[name]), math.log1p(UNMEASURED_BAR)))
         return replace(self, models=self.models | fits, uncertainty=self.uncertainty | bars)
-
-    @property
-    def sent_bar(self) -> None:
-        """None: servers were measured with their all-reduces."""
 
 
 @lru_cache(maxsize=64)

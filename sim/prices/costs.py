@@ -252,11 +252,6 @@ class CostModel:
     def _all_ranks(self, rows: int, tokens: int, steps: int, prompts: Prompts, packed: int) -> Price:
         return self.shared([self.routed(rows, tokens, steps, prompts, packed)] * self.spec.data_ranks)
 
-    def _padded_prompts(self, tokens: int) -> int:
-        """Prompt tokens that the layers compute; of padding, the share of the weights that are not experts'."""
-        padded = self.terms.padded_prompt(tokens)
-        return round(padded - self._expert_share * (padded - tokens)) if self._expert_share else padded
-
     def _windowed(self, cost: AffineCost, rows: int, steps: int) -> AffineCost:
         """The line of a cost past the window: windowed layers read as much as at the window, the others go on."""
         shares, window = (self._past_rows, self._past_bytes, self._past_flops), self.window
@@ -280,13 +275,20 @@ class CostModel:
         if self._state_bytes:
             states_s = interpolate(self.terms.scan_knots, tokens)
             moved, flops = moved + 2 * len(prompts) * self._state_bytes, flops + tokens * self._state_flops
-        return PromptCost(tokens, self._padded_prompts(tokens), self._prefill_s(prompts), states_s, moved, flops)
+        padded, heads = self.terms.padded_prompt(tokens), (self.spec.heads, self.spec.head_dim)
+        if self._expert_share:  # of padding, experts compute nothing
+            padded = round(padded - self._expert_share * (padded - tokens))
+        attention_s = self.terms.prefill_s(*heads, prompts)
+        if window:
+            within_s = self.terms.prefill_s(*heads, prompts, window)
+            attention_s = _mean(self._past_prompts, attention_s, within_s)
+        return PromptCost(tokens, padded, attention_s, states_s, moved, flops)
 
     def _with_prompts(self, cost: AffineCost, rows: int, attended: PromptCost) -> AffineCost:
         """`cost` and the attention over prompts, with what they cost besides."""
         tokens, _, attention_s, states_s, moved, flops = attended
         terms, (seconds_0, seconds_1, bytes_0, bytes_1, flops_0, flops_1) = self.terms, cost
-        seconds_0 += attention_s + terms.beside_prompts_s(tokens, rows > 0) + states_s
+        seconds_0 += attention_s + (terms.prompt_token_s * tokens + (terms.mixed_s if rows else 0.0)) + states_s
         if seconds_0 < terms.least_s:
             seconds_0 = terms.least_s
         return AffineCost._make((seconds_0, seconds_1, bytes_0 + moved, bytes_1, flops_0 + flops, flops_1))
@@ -372,14 +374,6 @@ class CostModel:
             fixed_s += interpolate(self.terms.state_knots, copies)
             moved, flops = moved + copies * self._state_bytes, flops + rows * tokens * self._state_flops
         return AffineCost(fixed_s, token_s, moved, self._kv_bytes, flops, tokens * self._pair_flops)
-
-    def _prefill_s(self, prompts: Prompts) -> float:
-        """Seconds of attention over prompts."""
-        heads = self.spec.heads, self.spec.head_dim
-        whole_s = self.terms.prefill_s(*heads, prompts)
-        if not self.window:
-            return whole_s
-        return _mean(self._past_prompts, whole_s, self.terms.prefill_s(*heads, prompts, self.window))
 
     def _distinct(self, rows: int, tokens: float, prompts: Prompts = ()) -> float:
         """Distinct experts that a layer reads for rows of `tokens` new tokens each, and for prompts."""

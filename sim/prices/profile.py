@@ -12,10 +12,9 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from functools import cache, lru_cache
 from importlib.resources import files
-from importlib.resources.abc import Traversable
 from itertools import accumulate
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
 from pdvsim.sim.limits import MAX_TOKENS, Range, Share
 from pdvsim.sim.models.presets import MODELS, unquantised
@@ -104,6 +103,7 @@ class Profile:
     in_service: dict[str, Annotated[float, Range(0.2, 20)]] = field(default_factory=dict)
     # of an engine's own steps, not of its forwards one by one: nothing is known of concurrent lanes
     whole_steps: bool = False
+    sent_bar: ClassVar[float | None] = BAR  # the error bar of all-reduces; None: that of the other times holds them too
 
     def fit(self, spec: ModelSpec) -> ForwardTerms:
         """Cost terms of a model; a ValueError naming the known ones otherwise."""
@@ -130,11 +130,6 @@ class Profile:
         """Return how much of a pair's figures was measured."""
         draft, target = (self.measured.get(spec.name) for spec in (pair.draft, pair.target))
         return Reaches(draft, target, self.measured_together, widest_draft(pair.draft))
-
-    @property
-    def sent_bar(self) -> float | None:
-        """The error bar of all-reduces; None: that of the other times holds them too."""
-        return BAR
 
     @property
     def handover_s(self) -> float:
@@ -224,7 +219,8 @@ def _predicting(profile: Profile, pair: Pair) -> Profile:
     bar = max(profile.uncertainty.values(), default=shipped().bar(profile.gpu.measured))
     fits = {name: shipped().fit(spec, card) for name, spec in missing.items()}
     note = "" if profile.foundation.startswith("transferred") else f"; transferred: {', '.join(missing)}"
-    if any(spec.has_few_bits for spec in missing.values()):
+    items = [(spec.layer_bytes, spec.experts and spec.experts.weight_bytes) for spec in missing.values()]
+    if any(item is not None and item < 1 for parts in items for item in parts):
         note += "; weights of 4 bits by their bytes alone, with an error of at least the range"
     if any(spec.state or spec.sparse or spec.compressed for spec in missing.values()):
         note += "; states and sparse attention by their bytes and arithmetic, assumed"
@@ -356,19 +352,11 @@ def builtin(gpu_name: str) -> Profile:
 @cache
 def _shipped(gpu_name: str) -> Profile | None:
     """Read once for all runs of a process."""
-    file = shipped_profile(gpu_name)
-    if file is None:
+    file = files("pdvsim.sim.prices") / "data" / f"{gpu_name}.json"
+    if gpu_name not in GPUS or not file.is_file():
         return None
     data = json.loads(file.read_text(encoding="utf-8"))  # checked by the tests, so not at every start
     models = {name: ForwardTerms.read(figures) for name, figures in data.pop("models").items()}
     measured = {name: Reach(**sizes) for name, sizes in data.pop("measured", {}).items()}
     read = {k: PARTS[k](**v) if k in PARTS and v is not None else v for k, v in data.items()}
     return Profile(models=models, measured=measured, **read)
-
-
-def shipped_profile(gpu_name: str) -> Traversable | None:
-    """The file of a card's shipped profile."""
-    if gpu_name not in GPUS:
-        return None
-    path = files("pdvsim.sim.prices") / "data" / f"{gpu_name}.json"
-    return path if path.is_file() else None

@@ -20,7 +20,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import dataclass, fields, replace
 from functools import cache
 from importlib.resources import files
 from typing import Any
@@ -144,12 +144,11 @@ class Transfer:
         return Prices(spec, self.ceilings(gpu), gpu.sms or self.sms, self).terms()
 
     def bar(self, card_known: bool) -> float:
-        """Share by which 95% of forward times are slower or faster at most: of a new model, or also a new card."""
-        return self.with_card(0.0 if card_known else self.card_bar)
+        """Share by which 95% of forward times are slower or faster at most: of a new model, or also a new card.
 
-    def with_card(self, card_bar: float) -> float:
-        """The same where a card is known to be off by `card_bar`, a logarithm; errors of unlike origin add squared."""
-        return math.expm1(math.hypot(self.model_bar, card_bar))
+        Errors of unlike origin add squared.
+        """
+        return math.expm1(math.hypot(self.model_bar, 0.0 if card_known else self.card_bar))
 
     def widened(self, bar: float, spec: ModelSpec) -> float:
         """The bar of a model, where a dense one of 16 bits has `bar`; that of mixtures where its kind is assumed."""
@@ -356,13 +355,8 @@ def shipped() -> Transfer:
 
 
 def from_document(data: dict[str, Any]) -> Transfer:
-    """Return the fit that `document` wrote."""
+    """Return the fit whose fields are in a document, as `asdict` gives them."""
     learned = {**data["coefficients"], "compute": tuple(data["coefficients"]["compute"])}
     limits: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in data["engine"].items()}
     rest = {f.name: data[f.name] for f in fields(Transfer) if f.name not in ("coefficients", "engine")}
     return Transfer(coefficients=Coefficients(**learned), engine=EngineLimits(**limits), **rest)
-
-
-def document(transfer: Transfer) -> dict[str, Any]:
-    """The figures as JSON holds them."""
-    return asdict(transfer)
