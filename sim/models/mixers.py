@@ -98,27 +98,19 @@ def sparse(config: Mapping[str, Any]) -> Sparse | None:
 
 def compressed(config: Mapping[str, Any]) -> Compressed | None:
     """Attention to entries that stand for several tokens."""
-    if config["model_type"] != "deepseek_v4":
+    if (keys := FAMILIES[config["model_type"]].get("compressed")) is None:
         return None
     ratios, heads, groups = _ratios(config), size(config, "num_attention_heads"), size(config, "o_groups")
     if heads % groups:
         raise ValueError(f"o_groups: {heads} heads are no multiple of {groups} groups")
     return Compressed(
-        len(ratios),
-        window=size(config, "sliding_window"),
+        layers=len(ratios),
         selecting=ratios.count(CSA_RATIO),
-        ratio=CSA_RATIO,
-        entries=size(config, "index_topk"),
         whole=ratios.count(HCA_RATIO),
+        ratio=CSA_RATIO,
         wide_ratio=HCA_RATIO,
-        head_dim=size(config, "head_dim"),
         rope_dim=size_or_none(config, "qk_rope_head_dim") or 64,
-        index_heads=size(config, "index_n_heads"),
-        index_dim=size(config, "index_head_dim"),
-        query_rank=size(config, "q_lora_rank"),
-        output_rank=size(config, "o_lora_rank"),
-        output_groups=groups,
-        streams=size(config, "hc_mult"),
+        **{name: size(config, key) for name, key in keys.items()},
     )
 
 
