@@ -11,6 +11,7 @@ Not modelled: expert parallelism, and groups of experts that a router is limited
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -182,7 +183,7 @@ def _latent(config: Mapping[str, Any]) -> Latent | None:
     if not config.get("kv_lora_rank"):
         return None
     keys = ("kv_lora_rank", "qk_rope_head_dim", "qk_nope_head_dim", "v_head_dim")
-    return Latent(*(size(config, key) for key in keys), query_rank=size_or_none(config, "q_lora_rank"))
+    return replace(Latent(*(size(config, key) for key in keys)), query_rank=size_or_none(config, "q_lora_rank"))
 
 
 def _head_dim(config: Mapping[str, Any], latent: Latent | None) -> int:

@@ -6,6 +6,7 @@ States are kept in the type that a configuration names, else in the model's 16 b
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 from pdvsim.sim.models.layers import Compressed, SlidingWindow, Sparse, State
@@ -144,13 +145,14 @@ def state(config: Mapping[str, Any]) -> State | None:
         if not isinstance(listed := own.get("kda_layers"), list):
             raise ValueError("linear_attn_config: must have kda_layers, a list of layers")
         own_keys = ("num_heads", "num_heads", "head_dim", "head_dim", "short_conv_kernel_size")
-        return State("kda", len(listed), *(size(own, key) for key in own_keys), item_bytes=4)
+        return replace(State("kda", len(listed), *(size(own, key) for key in own_keys)), item_bytes=4)
     if kind == "lightning" and config.get("head_dim") is None:
         config = {**config, "head_dim": size(config, "hidden_size") // size(config, "num_attention_heads")}
     layers = blocks(config).states if kind == "mamba2" else _linear_layers(config, family["state_every"])
     if not layers and kind == "mamba2":
         return None
-    return State(kind, layers, *(size(config, key) for key in keys), item_bytes=4 if kind == "kda" else _item(config))
+    item = 4 if kind == "kda" else _item(config)
+    return replace(State(kind, layers, *(size(config, key) for key in keys)), item_bytes=item)
 
 
 def _linear_layers(config: Mapping[str, Any], every: int) -> int:

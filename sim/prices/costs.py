@@ -138,8 +138,8 @@ class CostModel:
         # of prompts
         self._past_bytes = self._past_flops = 1.0
         if self.window and spec.layers:
-            shares = zip(spec.cached_token(), spec.cached_token(bounded=True), strict=True)
-            self._past_bytes, self._past_flops = ((every - bounded) / every for every, bounded in shares)
+            tokens = zip(spec.cached_token(), spec.cached_token(bounded=True), strict=True)
+            self._past_bytes, self._past_flops = ((every - bounded) / every for every, bounded in tokens)
         self._past_rows = self._past_bytes if terms.past_share is None else terms.past_share
         self._past_prompts = self._past_flops if terms.past_prompts is None else terms.past_prompts
         self._state_bytes, self._state_flops = float(spec.row_bytes), float(spec.row_flops)

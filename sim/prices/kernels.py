@@ -70,11 +70,12 @@ class TimedAttention(NamedTuple):
 
     def lines(self, between: tuple[int, int] = CONTEXTS) -> tuple[Floats, ...]:
         """By rows, seconds at no context and per cached token of all rows."""
-        return lines(*self.axes, self.seconds, self.scale, between)
+        rows, context = self.axes
+        return lines(rows, context, self.seconds, self.scale, between)
 
     def per_pair(self) -> tuple[float, float]:
         """Seconds per launch, and per pair of query and context token of a prompt."""
-        return per_pair(*self.axes, self.seconds, self.scale)
+        return per_pair(self.axes[0], self.seconds, self.scale)
 
 
 @dataclass(frozen=True, eq=False)

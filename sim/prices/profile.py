@@ -219,8 +219,9 @@ def _predicting(profile: Profile, pair: Pair) -> Profile:
     bar = max(profile.uncertainty.values(), default=shipped().bar(profile.gpu.measured))
     fits = {name: shipped().fit(spec, card) for name, spec in missing.items()}
     note = "" if profile.foundation.startswith("transferred") else f"; transferred: {', '.join(missing)}"
-    items = [(spec.layer_bytes, spec.experts and spec.experts.weight_bytes) for spec in missing.values()]
-    if any(item is not None and item < 1 for parts in items for item in parts):
+    items = [spec.layer_bytes for spec in missing.values()]
+    items += [spec.experts.weight_bytes for spec in missing.values() if spec.experts is not None]
+    if any(item is not None and item < 1 for item in items):
         note += "; weights of 4 bits by their bytes alone, with an error of at least the range"
     if any(spec.state or spec.sparse or spec.compressed for spec in missing.values()):
         note += "; states and sparse attention by their bytes and arithmetic, assumed"
