@@ -194,7 +194,7 @@ def _off_lines(tables: KernelTables, kind: str) -> NDArray[np.float64]:
     context = arrays["context"].astype(float)
     usual = (context >= CONTEXTS[0]) & (context <= CONTEXTS[1])
     for (heads, kv_heads), times in zip(arrays["pairs"].tolist(), np.exp(unpacked(arrays["t"])), strict=True):
-        rows, fixed, slopes = tables.decode(heads, kv_heads, int(size), cache)
+        rows, fixed, slopes = tables.attention("decode", heads, kv_heads, int(size), cache).lines()
         places = np.searchsorted(arrays["rows"], rows)
         lines = fixed[:, None] + slopes[:, None] * rows[:, None] * context[None, :]
         one = (lines / times[places] - 1)[:, usual]

@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -32,7 +32,6 @@ from pdvsim.sim.prices.transfer import (
     EngineLimits,
     Prices,
     Transfer,
-    document,
 )
 
 if TYPE_CHECKING:
@@ -133,7 +132,7 @@ class PredictedTimes:
     def seconds(self, transfer: Transfer, gpu: GpuSpec) -> Floats:
         prices, widths = Prices(self._spec, gpu, transfer.sms, transfer), np.array(self._widths, float)
         parts = (prices.layers(np.array(self._tokens, float)), prices.kv(widths), prices.width(widths), prices.head())
-        rest = (prices.row(), prices.prompt_wave(), prices.mixed(), prices.c.draft_ratio)
+        rest = (prices.row(), prices.prompt_wave(), prices.s.caching_layers * prices.c.mixed_s, prices.c.draft_ratio)
         return self._times.seconds(np.concatenate([*parts, rest]))
 
 
@@ -231,7 +230,7 @@ def main(argv: Sequence[str]) -> None:
         bar, other_bar = (
             float(np.percentile(np.abs(np.log1p(x)), 95)) for x in (every, np.concatenate([*apart.values()]))
         )
-        text = json.dumps(document(replace(known, model_bar=bar, other_bar=other_bar)), indent=1)
+        text = json.dumps(asdict(replace(known, model_bar=bar, other_bar=other_bar)), indent=1)
         write_whole(Path(argv[0]), f"{text}\n".encode())
     print(f"{'left out':16} {'points':>6} {'median':>8} {'p95':>8} {'bias':>8}   learned from it too: median, p95")
     for name, errors in left.items():

@@ -31,7 +31,7 @@ from pdvsim.calibration.validate.served import read_runs
 from pdvsim.cli import command_class
 from pdvsim.common.options import options
 from pdvsim.profiler import samples
-from pdvsim.sim.models.presets import model_or_config
+from pdvsim.sim.models.presets import model
 from pdvsim.sim.prices.cards import card_file
 from pdvsim.sim.prices.profile import builtin
 from pdvsim.sim.prices.profile import load as load_profile
@@ -260,7 +260,7 @@ def _rows(kind: str | None, path: Path) -> None:
 LOADERS: dict[str, Callable[[Path], object]] = {
     "profile.json": load_profile,
     "card.toml": card_file,
-    "config.json": lambda path: model_or_config(str(path)),
+    "config.json": lambda path: model(str(path)),
     "azure.csv": partial(_rows, "azure"),
     "burst.csv": partial(_rows, "burstgpt"),
     "mooncake.jsonl": partial(_rows, "mooncake"),

@@ -250,7 +250,7 @@ class KvCache:
 def windows_of(models: Sequence[ModelSpec]) -> Windows:
     """The windows of models whose caches grow together."""
     all_bytes = sum(m.kv_bytes_per_token for m in models)
-    return tuple((m.window.tokens, m.window_bytes_per_token / all_bytes) for m in models if m.window)
+    return tuple((m.window.tokens, m.cached_token(bounded=True)[0] / all_bytes) for m in models if m.window)
 
 
 def states_tokens(models: Sequence[ModelSpec], states: int) -> int:
@@ -258,7 +258,7 @@ def states_tokens(models: Sequence[ModelSpec], states: int) -> int:
 
     The models' caches grow together. It includes the windows and unfinished entries of compressed attention.
     """
-    size = sum(states * m.state_bytes + m.edge_bytes for m in models)
+    size = sum((states - 1) * m.state_bytes + m.kept_bytes for m in models)
     all_bytes = sum(m.kv_bytes_per_token for m in models)
     return BLOCK * ceil(size / (BLOCK * all_bytes)) if size else 0
 

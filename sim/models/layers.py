@@ -8,7 +8,7 @@ otherwise, in values where it does not say bytes.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache
 from math import sqrt
 from statistics import NormalDist
@@ -113,7 +113,6 @@ class Cache:
     bytes: float
     flops: int
     within: bool = False  # read of tokens within reach only
-    leaves: bool = False  # and no longer kept beyond
 
 
 @dataclass(frozen=True, slots=True)
@@ -254,10 +253,6 @@ class State:
             return (hidden, self.channels), *ranks, (hidden, self.value_heads), output
         gates = {"gdn": 2 * self.value_heads, "mamba2": self.value_heads}.get(self.kind, 0)
         return (hidden, self.channels + inner), *(((hidden, gates),) if gates else ()), output
-
-    def shard(self, gpus: int) -> State:
-        """Return the shard on one of `gpus`. Fewer key heads than GPUs are replicated."""
-        return replace(self, key_heads=max(1, self.key_heads // gpus), value_heads=self.value_heads // gpus)
 
     def snapshot_tokens(self, kv_bytes: float) -> int:
         """Tokens between snapshots of the state, where one layer of attention caches `kv_bytes` per token.

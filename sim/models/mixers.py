@@ -6,17 +6,14 @@ States are kept in the type that a configuration names, else in the model's 16 b
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 from pdvsim.sim.models.layers import Compressed, SlidingWindow, Sparse, State
-from pdvsim.sim.models.sizes import size, size_or_none
+from pdvsim.sim.models.sizes import FAMILIES, size, size_or_none
 from pdvsim.sim.reading import quoted
 
-# One in this number of layers has no window where a configuration does not list them, by transformers' defaults
-WINDOW_PATTERNS = {"gpt_oss": 2, "gemma2": 2, "gemma3_text": 6, "cohere2": 4, "llama4_text": 4, "gemma4_text": 6}
 WINDOWED_KINDS = ("sliding_attention", "chunked_attention")
-GATED_DELTA = ("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text")
-LIGHTNING = ("minimax", "minimax_text_01")
 DSA = ("deepseek_v32", "glm_moe_dsa")
 CSA_RATIO, HCA_RATIO = 4, 128  # tokens per entry of DeepSeek-V4's compressed attention
 COMPRESSED_KINDS = {
@@ -59,29 +56,27 @@ def blocks(config: Mapping[str, Any]) -> Blocks:
 def window(config: Mapping[str, Any]) -> SlidingWindow | None:
     """The layers with a sliding window, or with a chunk that attention keeps to, if contexts can be longer."""
     kind, pattern = str(config["model_type"]), config.get("hybrid_layer_pattern")
-    key = "attention_chunk_size" if kind == "llama4_text" else "sliding_window"
-    used = config.get("use_sliding_window", not kind.startswith("qwen")) and config.get(key) != 0
-    tokens = size_or_none(config, key) if used else None
-    longest = size_or_none(config, "max_position_embeddings")
-    if tokens is None or kind in ("nemotron_h", "deepseek_v4") or (longest is not None and tokens >= longest):
+    family = FAMILIES[kind]
+    key = family.get("window", "sliding_window")
+    if not key or config.get(key) == 0 or not config.get("use_sliding_window", not kind.startswith("qwen")):
         return None
-    layers = sum(map(bool, pattern)) if isinstance(pattern, list) else _windowed_layers(config, kind)
-    if kind == "mimo_v2_flash":
-        return SlidingWindow(layers, tokens, size(config, "swa_num_key_value_heads"), size(config, "swa_head_dim"))
-    if kind == "gemma4_text":  # the model's own heads are those of layers without a window
-        return SlidingWindow(layers, tokens, size(config, "num_key_value_heads"), size(config, "head_dim"))
-    return SlidingWindow(layers, tokens) if layers else None
+    tokens, longest = size_or_none(config, key), size_or_none(config, "max_position_embeddings")
+    if tokens is None or (longest is not None and tokens >= longest):
+        return None
+    layers = sum(map(bool, pattern)) if isinstance(pattern, list) else _windowed_layers(config, family)
+    heads = [size(config, key) for key in family.get("window_heads", ())]
+    return SlidingWindow(layers, tokens, *heads) if layers else None
 
 
-def _windowed_layers(config: Mapping[str, Any], kind: str) -> int:
+def _windowed_layers(config: Mapping[str, Any], family: Mapping[str, Any]) -> int:
     """Layers that have the window: those listed, or by the family's pattern; without one, all."""
     kinds, layers = config.get("layer_types"), size(config, "num_hidden_layers")
     if isinstance(kinds, list):
         return sum(kind in WINDOWED_KINDS for kind in kinds)
-    pattern = size_or_none(config, "sliding_window_pattern") or WINDOW_PATTERNS.get(kind)
+    pattern = size_or_none(config, "sliding_window_pattern") or family.get("window_every")
     if pattern is None:  # Qwen's first layers have none
         return max(0, layers - (size_or_none(config, "max_window_layers") or 0))
-    return layers - layers // pattern
+    return layers - layers // int(pattern)
 
 
 def sparse(config: Mapping[str, Any]) -> Sparse | None:
@@ -104,27 +99,19 @@ def sparse(config: Mapping[str, Any]) -> Sparse | None:
 
 def compressed(config: Mapping[str, Any]) -> Compressed | None:
     """Attention to entries that stand for several tokens."""
-    if config["model_type"] != "deepseek_v4":
+    if (keys := FAMILIES[config["model_type"]].get("compressed")) is None:
         return None
     ratios, heads, groups = _ratios(config), size(config, "num_attention_heads"), size(config, "o_groups")
     if heads % groups:
         raise ValueError(f"o_groups: {heads} heads are no multiple of {groups} groups")
     return Compressed(
-        len(ratios),
-        window=size(config, "sliding_window"),
+        layers=len(ratios),
         selecting=ratios.count(CSA_RATIO),
-        ratio=CSA_RATIO,
-        entries=size(config, "index_topk"),
         whole=ratios.count(HCA_RATIO),
+        ratio=CSA_RATIO,
         wide_ratio=HCA_RATIO,
-        head_dim=size(config, "head_dim"),
         rope_dim=size_or_none(config, "qk_rope_head_dim") or 64,
-        index_heads=size(config, "index_n_heads"),
-        index_dim=size(config, "index_head_dim"),
-        query_rank=size(config, "q_lora_rank"),
-        output_rank=size(config, "o_lora_rank"),
-        output_groups=groups,
-        streams=size(config, "hc_mult"),
+        **{name: size(config, key) for name, key in keys.items()},
     )
 
 
@@ -150,56 +137,32 @@ def _scanning_layers(config: Mapping[str, Any]) -> int:
 
 def state(config: Mapping[str, Any]) -> State | None:
     """The layers that keep a state."""
-    kind = config["model_type"]
-    if kind in GATED_DELTA:
-        return State(
-            "gdn",
-            _linear_layers(config),
-            key_heads=size(config, "linear_num_key_heads"),
-            value_heads=size(config, "linear_num_value_heads"),
-            key_dim=size(config, "linear_key_head_dim"),
-            value_dim=size(config, "linear_value_head_dim"),
-            convolution=size(config, "linear_conv_kernel_dim"),
-            item_bytes=_item(config),
-        )
-    if kind == "nemotron_h" and (layers := blocks(config).states):
-        return State(
-            "mamba2",
-            layers,
-            key_heads=size(config, "n_groups"),
-            value_heads=size(config, "mamba_num_heads"),
-            key_dim=size(config, "ssm_state_size"),
-            value_dim=size(config, "mamba_head_dim"),
-            convolution=size(config, "conv_kernel"),
-            item_bytes=_item(config),
-        )
-    if kind == "kimi_linear":
-        own = config.get("linear_attn_config")
-        if not isinstance(own, dict):  # as transformers has come to write it
-            heads, width = size(config, "linear_num_heads"), size(config, "linear_head_dim")
-            tokens = size(config, "linear_conv_kernel_dim")
-            return State("kda", _linear_layers(config), heads, heads, width, width, tokens, item_bytes=4)
+    family, own = FAMILIES[config["model_type"]], config.get("linear_attn_config")
+    if "state" not in family:
+        return None
+    kind, *keys = family["state"]
+    if kind == "kda" and isinstance(own, dict):  # as it was written before transformers had it
         if not isinstance(listed := own.get("kda_layers"), list):
             raise ValueError("linear_attn_config: must have kda_layers, a list of layers")
-        heads, width = size(own, "num_heads"), size(own, "head_dim")
-        tokens = size(own, "short_conv_kernel_size")
-        return State("kda", len(listed), heads, heads, width, width, tokens, item_bytes=4)
-    if kind in LIGHTNING:
-        heads = size(config, "num_attention_heads")
-        width = size_or_none(config, "head_dim") or size(config, "hidden_size") // heads
-        return State("lightning", _linear_layers(config), heads, heads, width, width, item_bytes=_item(config))
-    return None
+        own_keys = ("num_heads", "num_heads", "head_dim", "head_dim", "short_conv_kernel_size")
+        return replace(State("kda", len(listed), *(size(own, key) for key in own_keys)), item_bytes=4)
+    if kind == "lightning" and config.get("head_dim") is None:
+        config = {**config, "head_dim": size(config, "hidden_size") // size(config, "num_attention_heads")}
+    layers = blocks(config).states if kind == "mamba2" else _linear_layers(config, family["state_every"])
+    if not layers and kind == "mamba2":
+        return None
+    item = 4 if kind == "kda" else _item(config)
+    return replace(State(kind, layers, *(size(config, key) for key in keys)), item_bytes=item)
 
 
-def _linear_layers(config: Mapping[str, Any]) -> int:
-    """Layers of linear attention: those listed, or all but every fourth (Qwen) or eighth (MiniMax)."""
+def _linear_layers(config: Mapping[str, Any], every: int) -> int:
+    """Layers of linear attention: those listed, or all but every so many."""
     kinds, layers = config.get("layer_types"), size(config, "num_hidden_layers")
     if isinstance(kinds, list):
         return sum(kind == "linear_attention" for kind in kinds)
     if isinstance(listed := config.get("attn_type_list"), Sequence):
         return sum(kind == 0 for kind in listed)
-    usual = 8 if config["model_type"] in LIGHTNING else 4
-    return layers - layers // (size_or_none(config, "full_attention_interval") or usual)
+    return layers - layers // (size_or_none(config, "full_attention_interval") or every)
 
 
 def _item(config: Mapping[str, Any]) -> int:

@@ -21,7 +21,6 @@ DeepSeek-V4, whose experts have MXFP4, either does.
 from __future__ import annotations
 
 import tomllib
-from collections import ChainMap
 from collections.abc import Mapping
 from dataclasses import fields, replace
 from functools import cache
@@ -51,46 +50,44 @@ HEAD_DIM, HEAD_KV_HEADS = 128, 8
 FP8, NVFP4 = "-fp8", "-nvfp4"  # what follows the name of a model whose layers have such weights, ...
 PUBLISHED = {"-fp8-dynamic": FP8, FP8: FP8, NVFP4: NVFP4}  # ... and the names of such checkpoints
 
-MODELS: dict[str, ModelSpec] = {  # measured
-    m.name: m
-    for m in (
-        #         name              family  layers hidden  inter heads kv  dim   vocab   tied  bytes  context
-        ModelSpec("tinyllama-1.1b", "llama", 22, 2048, 5632, 32, 4, 64, 32000, False, 2, 2048),
-        ModelSpec("llama-2-7b", "llama", 32, 4096, 11008, 32, 32, 128, 32000, False, 2, 4096),
-        ModelSpec("codellama-34b", "llama", 48, 8192, 22016, 64, 8, 128, 32000, False, 2, 16384),
-        ModelSpec("llama-3.2-1b", "llama", 16, 2048, 8192, 32, 8, 64, 128256, True, 2, 131072),
-        ModelSpec("llama-3.1-8b", "llama", 32, 4096, 14336, 32, 8, 128, 128256, False, 2, 131072),
-        ModelSpec("qwen2-1.5b", "qwen2", 28, 1536, 8960, 12, 2, 128, 151936, True, 2, 131072),
-        ModelSpec("qwen2-7b", "qwen2", 28, 3584, 18944, 28, 4, 128, 152064, False, 2, 131072),
-        ModelSpec("gemma-2b", "gemma", 18, 2048, 16384, 8, 1, 256, 256000, True, 2, 8192),
-        ModelSpec("gemma-7b", "gemma", 28, 3072, 24576, 16, 16, 256, 256000, True, 2, 8192),
-    )
-}
 
-
-def _unmeasured() -> dict[str, ModelSpec]:
-    """The models of `data/models.toml`."""
+def _presets() -> tuple[dict[str, ModelSpec], list[str]]:
+    """The models of `data/models.toml`, and the names of those that were measured."""
     groups = tomllib.loads((Path(__file__).parent / "data" / "models.toml").read_text(encoding="utf-8"))["group"]
-    return {
+    presets = {
         name: from_config(group["config"] | dict(zip(group["columns"], sizes, strict=True)), name)
         for group in groups
         for name, sizes in group["models"].items()
     }
+    return presets, [name for group in groups if group.get("measured") for name in group["models"]]
 
 
-UNMEASURED: dict[str, ModelSpec] = _unmeasured()
-PRESETS: Mapping[str, ModelSpec] = ChainMap(UNMEASURED, MODELS)  # read from the last on: the nine first
+PRESETS, _MEASURED = _presets()
+MODELS: dict[str, ModelSpec] = {name: PRESETS[name] for name in _MEASURED}
+
+
+def _taken_apart(name: str) -> tuple[DrafterKind | None, str]:
+    """The kind of head, or of draft model, that a name begins with; None: there is none. And the rest of the name."""
+    kinds: tuple[DrafterKind, ...] = (*HEADS, "pard")
+    kind = next((kind for kind in kinds if name.startswith(f"{kind}-")), None)
+    return kind, name.removeprefix(f"{kind}-")
 
 
 def model(name: str) -> ModelSpec:
-    """The preset that `name` means, or the head of one; a ValueError naming the known ones otherwise."""
-    for kind in HEADS:
-        if name.startswith(f"{kind}-"):
-            return drafter(kind, model(name.removeprefix(f"{kind}-")))
-    if name.startswith(PARD):
-        return in_parallel(model(name.removeprefix(PARD)))
+    """The model that a name means; a ValueError naming the presets otherwise.
+
+    A preset, a head of one, or the model of a config.json or of the folder that holds it, which is called by that path.
+    """
+    kind, base = _taken_apart(name)
+    if kind is not None:
+        return in_parallel(model(base)) if kind == "pard" else drafter(kind, model(base))
     if (plain := unquantised(name)) != name:
         return quantised(model(plain), bits_of(name))
+    if name not in PRESETS and is_config(name):
+        try:
+            return from_config(read_config(Path(name)), name)
+        except (OSError, ValueError) as error:
+            raise ValueError(f"model {name}: {error_text(error)}") from None
     taken = model_name(name, PRESETS)
     if taken not in PRESETS:
         raise unknown("model", name, PRESETS, "a config.json of Hugging Face's (nothing is fetched)")
@@ -137,11 +134,9 @@ def pair(name: str) -> Pair:
     if not colon:
         raise ValueError(f"pair {name!r} must be written draft:target, e.g. tinyllama-1.1b:llama-2-7b")
     kind = drafter_kind(draft)
-    if kind == "model":
-        return Pair(model_or_config(draft), model_or_config(given))
-    target = model_or_config(given)
-    if kind == "pard":
-        return Pair(in_parallel(model_or_config(draft.removeprefix(PARD))), target)
+    if kind in ("model", "pard"):
+        return Pair(model(draft), model(given))
+    target = model(given)
     if kind in HEADS and draft != f"{kind}-{given}":
         raise ValueError(f"pair {name!r}: {draft} is not the head of {given}, which is {kind}-{given}")
     return Pair(drafter(kind, target), target)
@@ -149,37 +144,27 @@ def pair(name: str) -> Pair:
 
 def drafter(kind: DrafterKind, target: ModelSpec) -> ModelSpec:
     """Return the drafter of a target without a draft model; see the module."""
-    if kind == "eagle3" or kind == "p-eagle" or kind == "dflash" or kind == "dspark" or kind == "mtp":
-        shape: dict[str, Any] = {f.name: getattr(target, f.name) for f in fields(ModelSpec)}
-        shape |= {"name": f"{kind}-{target.name}", "layers": LAYERS.get(kind, 1), "parallel": kind in LAYERS}
-        shape |= {"window": None, "state": None, "layers_without_mlp": 0}
-        if target.sparse is not None:  # an MTP layer selects for itself
-            shape["sparse"] = replace(target.sparse, layers=1, scans=1) if kind == "mtp" else None
-        if target.compressed is not None:  # one of DeepSeek-V4 has a window alone
-            windowed = replace(target.compressed, layers=1, selecting=0, whole=0)
-            shape["compressed"] = windowed if kind == "mtp" else None
-        if kind != "mtp":
-            whole = unquantised(target.name)
-            own = min(DRAFT_VOCABULARIES.get(whole, DRAFT_VOCABULARY), target.vocab)
-            shape |= {
-                "vocab": target.vocab if kind in ("dflash", "dspark") else own,
-                "intermediate": HEAD_SIZES.get(whole, target.intermediate),
-                "experts": None,
-                "latent": None,
-                "layer_bytes": None,
-                "value_dim": None,
-                "output_gate": False,
-                "shared_keys": False,
-                "gated": True,
-            }
-            if kind == "dflash":
-                shape |= DFLASH_SIZES.get(whole, {})
-            if target.latent is not None or target.compressed is not None:
-                shape |= {"heads": target.hidden // HEAD_DIM, "kv_heads": HEAD_KV_HEADS, "head_dim": HEAD_DIM}
-        elif target.experts is not None:
-            shape["experts"] = replace(target.experts, dense_layers=0)
-        return HeadSpec(**shape, kind=kind)
-    return ModelSpec(kind, target.family, 0, 0, 0, 0, 0, 0, target.vocab)
+    if kind not in HEADS:
+        return ModelSpec(kind, target.family, 0, 0, 0, 0, 0, 0, target.vocab)
+    sparse, compressed, experts = target.sparse, target.compressed, target.experts
+    shape: dict[str, Any] = {f.name: getattr(target, f.name) for f in fields(ModelSpec)}
+    shape |= {"name": f"{kind}-{target.name}", "layers": LAYERS.get(kind, 1), "parallel": kind in LAYERS}
+    shape |= {"window": None, "state": None, "layers_without_mlp": 0}
+    if kind == "mtp":  # a layer that selects for itself, or of DeepSeek-V4 has a window alone
+        own = compressed and replace(compressed, layers=1, selecting=0, whole=0)
+        shape |= {"sparse": sparse and replace(sparse, layers=1, scans=1), "compressed": own}
+        return HeadSpec(**shape | {"experts": experts and replace(experts, dense_layers=0), "kind": kind})
+    whole = unquantised(target.name)
+    shape |= dict.fromkeys(("sparse", "compressed", "experts", "latent", "layer_bytes", "value_dim"))
+    shape |= {"output_gate": False, "shared_keys": False, "gated": True}
+    shape["intermediate"] = HEAD_SIZES.get(whole, target.intermediate)
+    if kind in ("eagle3", "p-eagle"):
+        shape["vocab"] = min(DRAFT_VOCABULARIES.get(whole, DRAFT_VOCABULARY), target.vocab)
+    if kind == "dflash":
+        shape |= DFLASH_SIZES.get(whole, {})
+    if target.latent is not None or compressed is not None:
+        shape |= {"heads": target.hidden // HEAD_DIM, "kv_heads": HEAD_KV_HEADS, "head_dim": HEAD_DIM}
+    return HeadSpec(**shape | {"kind": kind})
 
 
 @cache
@@ -187,9 +172,7 @@ def drafter_kind(pair: str) -> DrafterKind:
     """The kind of drafter of a pair written draft:target."""
     draft, _, _ = pair.partition(":")
     unmodelled: tuple[DrafterKind, ...] = (*LOOKED_UP, "none")
-    named = [kind for kind in unmodelled if draft == kind]
-    headed: list[DrafterKind] = [kind for kind in HEADS if draft.startswith(f"{kind}-")]
-    return next(iter(named + headed), "pard" if draft.startswith(PARD) else "model")
+    return next((kind for kind in unmodelled if draft == kind), _taken_apart(draft)[0] or "model")
 
 
 def same_vocabulary(a: ModelSpec, b: ModelSpec) -> bool:
@@ -222,10 +205,10 @@ def can_load(kind: DrafterKind, target: str) -> bool:
     if kind in LAYERS or kind == "eagle3":
         return f"{kind}-{own}" in CHECKPOINTS
     if kind == "pard":
-        return f"{PARD}{natural_draft(model_or_config(target))}" in CHECKPOINTS
+        return f"{PARD}{natural_draft(model(target))}" in CHECKPOINTS
     if kind == "mtp":
         return own in WITH_MTP or (is_config(own) and _has_mtp(read_config(Path(own))))
-    return kind != "model" or natural_draft(model_or_config(target)) is not None
+    return kind != "model" or natural_draft(model(target)) is not None
 
 
 def _has_mtp(config: Mapping[str, Any]) -> bool:
@@ -242,7 +225,7 @@ def drafted_by(kind: DrafterKind | None, pair: str) -> str:
     if kind == "pard":
         return f"{PARD}{drafted_by('model', pair.removeprefix(PARD))}"
     if not colon and kind in (None, "model") and drafter_kind(pair) == "model":
-        natural = natural_draft(model_or_config(pair))
+        natural = natural_draft(model(pair))
         if natural is None and kind == "model":
             raise ValueError(f"--drafter model: no preset drafts for {pair}; write --pair draft:target")
         head = "mtp" if natural is None and can_load("mtp", pair) else "eagle3"
@@ -264,18 +247,6 @@ def with_fp8_target(pair: str) -> str:
     return f"{kind}-{target}{FP8}:{target}{FP8}" if kind in HEADS else f"{draft}:{target}{FP8}"
 
 
-def model_or_config(name: str) -> ModelSpec:
-    """A preset, or the model of a config.json or of the folder that holds one; it is then called by that path."""
-    if (plain := unquantised(name)) != name:
-        return quantised(model_or_config(plain), bits_of(name))
-    if name in PRESETS or not is_config(name):
-        return model(name)
-    try:
-        return from_config(read_config(Path(name)), name)
-    except (OSError, ValueError) as error:
-        raise ValueError(f"model {name}: {error_text(error)}") from None
-
-
 def is_config(name: str) -> bool:
     """Return whether a name is that of a file or folder, not of a preset."""
     return name.endswith(".json") or (bool(name) and "\0" not in name and Path(name).is_dir())
@@ -288,11 +259,9 @@ def pair_name(name: str) -> str:
 
 
 def _own_name(name: str) -> str:
-    for kind in HEADS:
-        if name.startswith(f"{kind}-"):
-            return f"{kind}-{_own_name(name.removeprefix(f'{kind}-'))}"
-    if name.startswith(PARD):
-        return f"{PARD}{_own_name(name.removeprefix(PARD))}"
+    kind, base = _taken_apart(name)
+    if kind is not None:
+        return f"{kind}-{_own_name(base)}"
     if (whole := unquantised(name)) != name:
         return f"{_own_name(whole)}{bits_of(name)}"
     plain = name in PRESETS or name in (*LOOKED_UP, "none") or is_config(name)
@@ -316,52 +285,41 @@ def shard(
     """
     if spec.on_host or (gpus == 1 and (spec.experts is None or ranks == 1)):
         return spec
-    experts, every = spec.experts, gpus * ranks
-    divided = {"heads": (spec.heads, gpus)}
-    if (state := spec.state) is not None:
-        divided["value heads of its states"] = state.value_heads, gpus
-    if spec.compressed is not None:
-        divided["groups of heads"] = spec.compressed.output_groups, gpus
-    if experts is None or experts.dense_layers:
-        divided["intermediate size"] = spec.intermediate, gpus
-    name = f"{spec.name}/tp{gpus}" if gpus > 1 else spec.name
-    if experts is None:
-        ranks = 1
-    else:
-        divided["shared experts"] = experts.shared, gpus
-        experts = replace(experts, shared=experts.shared // gpus, all2all=all2all or experts.all2all)
-        if spread:
-            divided["number of experts" + (" with copies" if copies else "")] = experts.count + copies, every
-            experts = replace(experts, ranks=every, copies=copies, balanced=balanced)
-        else:
-            divided["experts' intermediate size"] = experts.intermediate, every
-            experts = replace(experts, intermediate=experts.intermediate // every)
-        name += (f"/dp{ranks}" if ranks > 1 else "") + ("/ep" if spread else "")
-    for what, (size, parts) in divided.items():
+
+    def part(what: str, size: int, parts: int = gpus) -> int:
         if size % parts:
             raise CannotShard(f"{spec.name} cannot be sharded over {parts} GPUs: its {what}, {size}, is no multiple")
-    window, compressed = spec.window, spec.compressed
-    if compressed is not None:
-        compressed = replace(compressed, output_groups=compressed.output_groups // gpus)
-    for kv_heads in (spec.kv_heads, *([window.kv_heads] if window is not None and window.kv_heads else [])):
+        return size // parts
+
+    def kv_part(kv_heads: int) -> int:
         if spec.latent is None and max(kv_heads, gpus) % min(kv_heads, gpus):
             raise CannotShard(f"{spec.name} cannot be sharded over {gpus} GPUs: it has {kv_heads} KV heads")
-    if window is not None and window.kv_heads:
-        window = replace(window, kv_heads=max(1, window.kv_heads // gpus))
-    return replace(
-        spec,
-        name=name,
-        intermediate=spec.intermediate // gpus,
-        heads=spec.heads // gpus,
-        kv_heads=max(1, spec.kv_heads // gpus),
-        vocab=-(-spec.vocab // gpus),
-        shards=gpus,
-        experts=experts,
-        data_ranks=ranks,
-        window=window,
-        state=None if state is None else state.shard(gpus),
-        compressed=compressed,
-    )
+        return max(1, kv_heads // gpus)
+
+    divided: dict[str, Any] = {"shards": gpus, "heads": part("heads", spec.heads), "vocab": -(-spec.vocab // gpus)}
+    if (state := spec.state) is not None:
+        value_heads = part("value heads of its states", state.value_heads)
+        divided["state"] = replace(state, key_heads=max(1, state.key_heads // gpus), value_heads=value_heads)
+    if (compressed := spec.compressed) is not None:
+        divided["compressed"] = replace(compressed, output_groups=part("groups of heads", compressed.output_groups))
+    divided["intermediate"] = spec.intermediate // gpus
+    if spec.experts is None or spec.experts.dense_layers:
+        part("intermediate size", spec.intermediate)
+    name = f"{spec.name}/tp{gpus}" if gpus > 1 else spec.name
+    if (experts := spec.experts) is not None:
+        experts = replace(experts, shared=part("shared experts", experts.shared), all2all=all2all or experts.all2all)
+        if spread:
+            part("number of experts" + (" with copies" if copies else ""), experts.count + copies, gpus * ranks)
+            experts = replace(experts, ranks=gpus * ranks, copies=copies, balanced=balanced)
+        else:
+            inner = part("experts' intermediate size", experts.intermediate, gpus * ranks)
+            experts = replace(experts, intermediate=inner)
+        divided |= {"experts": experts, "data_ranks": ranks}
+        name += (f"/dp{ranks}" if ranks > 1 else "") + ("/ep" if spread else "")
+    divided["kv_heads"] = kv_part(spec.kv_heads)
+    if (window := spec.window) is not None and window.kv_heads:
+        divided["window"] = replace(window, kv_heads=kv_part(window.kv_heads))
+    return replace(spec, name=name, **divided)
 
 
 def model_or_shard(name: str) -> ModelSpec:

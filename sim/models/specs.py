@@ -16,7 +16,8 @@ ModelFamily = Literal[
     "llama4", "minimax", "nemotron", "kimi", "mimo", "gemma4", "lightning", "apertus",
 ]  # fmt: skip
 HeadKind = Literal["eagle3", "mtp", "p-eagle", "dflash", "dspark"]
-DFLASH_STATES = 5  # hidden states of a target that a DFlash head fuses
+FUSED_STATES = {"eagle3": 3, "p-eagle": 3, "dflash": 5, "dspark": 5}  # hidden states of a target that a head fuses
+OWN_PROJECTION = ("eagle3", "p-eagle")  # heads with an output projection of their own, made from state and embedding
 COMPRESSED_BLOCK = 256  # tokens of a block of compressed attention in vLLM
 
 
@@ -54,24 +55,29 @@ class ModelSpec:
     data_ranks: int = 1  # groups with attention and requests of their own, whose tokens share one set of experts
 
     @property
+    def head(self) -> HeadKind | None:
+        """What kind of head it is; None: a model of its own."""
+        return None
+
+    @property
     def rereads(self) -> bool:
-        """Whether it reads accepted draft tokens again: at their positions its cache has mask tokens."""
-        return self.parallel
+        """Whether it reads accepted draft tokens again: a head with hidden states, others in place of mask tokens."""
+        return self.parallel or self.head is not None
 
     @property
     def qkv_inputs(self) -> int:
         """Width of what q, k and v are made of."""
-        return self.hidden
+        return (2 if self.head in OWN_PROJECTION else 1) * self.hidden
 
     @property
     def joined_inputs(self) -> int:
         """Width of what a product joins to one hidden state before the layers; 0: there is none."""
-        return 0
+        return 2 * self.hidden if self.head == "mtp" else 0
 
     @property
     def fused_inputs(self) -> int:
         """The same of a product that only the first forward of a draft, and the reading of prompts, needs."""
-        return 0
+        return FUSED_STATES[self.head] * self.hidden if self.head in FUSED_STATES else 0
 
     @property
     def drafts_long(self) -> bool:
@@ -110,34 +116,35 @@ class ModelSpec:
 
         Attention; gate and up, down; what joins inputs. In a layer of experts: attention, router, shared experts.
         """
-        return self._products(None if self.experts is None else self.experts.shared)
+        joins = ((self.joined_inputs, self.hidden),) if self.joined_inputs else ()
+        return (*self.attention_products, *self._mlp_products(self.experts is not None), *joins)
 
-    def _products(self, shared: int | None) -> tuple[tuple[int, int], ...]:
-        """The products of a layer with a plain MLP (None), or with so much of shared experts."""
-        layer = (*self.attention_products, *self._mlp_products(shared))
-        return (*layer, (self.joined_inputs, self.hidden)) if self.joined_inputs else layer
-
-    def _mlp_products(self, shared: int | None) -> tuple[tuple[int, int], ...]:
-        mlp, router = (self.intermediate, ()) if shared is None else (shared, ((self.hidden, self.routes),))
-        if self.experts is not None and shared is not None and (latent := self.experts.latent):
-            router = (*router, (self.hidden, latent), (latent, self.hidden))
-        return (*router, *(((self.hidden, (2 if self.gated else 1) * mlp), (mlp, self.hidden)) if mlp else ()))
+    def _mlp_products(self, routed: bool) -> tuple[tuple[int, int], ...]:
+        """The products of a plain MLP, or of what every token takes where tokens are routed to experts."""
+        mlp, routers = self.intermediate, ()
+        if routed and (experts := self.experts) is not None:
+            mlp, latent = experts.shared, experts.latent
+            routers = (self.hidden, experts.count), *(((self.hidden, latent), (latent, self.hidden)) if latent else ())
+        return (*routers, *(((self.hidden, (2 if self.gated else 1) * mlp), (mlp, self.hidden)) if mlp else ()))
 
     @property
-    def layer_kinds(self) -> tuple[tuple[int, tuple[tuple[int, int], ...]], ...]:
+    def layer_kinds(self) -> list[tuple[int, tuple[tuple[int, int], ...]]]:
         """How many layers have which products: those of experts, and those with a plain MLP.
 
-        Of a model whose layers differ in more than that: how many have which mixer, and which MLP.
+        The first layer of a head differs from the others, which have one hidden state as input. Of a model whose layers
+        differ in their mixers: how many have which mixer, and which MLP.
         """
         dense = 0 if self.experts is None else self.experts.dense_layers
-        if not self.is_uniform:
-            mixers = [(self.attending_layers, self.attention_products), *self.other_mixers()]
-            shared = None if self.experts is None else self.experts.shared
-            mlps = (self.mlp_layers - dense, self._mlp_products(shared)), (dense, self._mlp_products(None))
-            return tuple((count, products) for count, products in (*mixers, *mlps) if count)
-        if not dense:
-            return ((self.layers, self.products),)
-        return (self.expert_layers, self.products), (dense, self._products(None))
+        plain, first = self._mlp_products(False), self.products
+        if self.head is not None:
+            later = ((self.hidden, first[0][1]), *first[1:])
+            kinds = [(1, first), (self.layers - 1, later), *self.other_mixers()]
+        elif self.is_uniform:
+            kinds = [(self.layers - dense, first), (dense, (*self.attention_products, *plain))]
+        else:
+            mlps = (self.mlp_layers - dense, self._mlp_products(self.experts is not None)), (dense, plain)
+            kinds = [(self.attending_layers, self.attention_products), *self.other_mixers(), *mlps]
+        return [(count, products) for count, products in kinds if count]
 
     def other_mixers(self) -> list[tuple[int, tuple[tuple[int, int], ...]]]:
         """Layers whose mixer is not attention of the model's own heads, and what an indexer adds."""
@@ -160,16 +167,6 @@ class ModelSpec:
         """Whether all layers have attention of the same products, and an MLP."""
         unlike = self.window is not None and (self.window.kv_heads or self.window.head_dim or self.shared_keys)
         return not (unlike or self.state_layers or self.sparse or self.compressed or self.layers_without_mlp)
-
-    @property
-    def routes(self) -> int:
-        """Experts that a router chooses from; 0: a dense model."""
-        return 0 if self.experts is None else self.experts.count
-
-    @property
-    def resident_experts(self) -> int:
-        """Experts of a layer that a GPU holds; 0: a dense model."""
-        return 0 if self.experts is None else self.experts.resident
 
     @property
     def expert_layers(self) -> int:
@@ -200,7 +197,7 @@ class ModelSpec:
     @property
     def layer_params(self) -> int:
         """Weights of the linear layers inside all transformer blocks, whether a token takes them or not."""
-        return self.common_params + self.resident_experts * self.expert_params
+        return self.common_params + (0 if self.experts is None else self.experts.resident * self.expert_params)
 
     @property
     def fused_params(self) -> int:
@@ -214,8 +211,11 @@ class ModelSpec:
 
     @property
     def params(self) -> int:
-        """All matrix weights; norms and biases, under 0.1%, are left out."""
-        return self.layer_params + self.head_params * (1 if self.tied_embeddings else 2)
+        """All matrix weights of its own; norms and biases, under 0.1%, are left out."""
+        projections = 1 if self.tied_embeddings else 2
+        if self.head is not None:  # embeddings are the target's
+            projections = 1 if self.head in OWN_PROJECTION else 0
+        return self.layer_params + self.fused_params + self.head_params * projections
 
     @property
     def is_quantised(self) -> bool:
@@ -226,12 +226,6 @@ class ModelSpec:
     def multiplies_8_bits(self) -> bool:
         """Whether the layers' products are of 8-bit values."""
         return self.layer_bytes == 1
-
-    @property
-    def has_few_bits(self) -> bool:
-        """Whether weights of its layers have fewer than 8 bits."""
-        parts = (self.layer_bytes, None if self.experts is None else self.experts.weight_bytes)
-        return any(item is not None and item < 1 for item in parts)
 
     @property
     def common_bytes(self) -> float:
@@ -247,8 +241,8 @@ class ModelSpec:
     @property
     def weight_bytes(self) -> int:
         """Resident size of the weights. Embeddings and the output projection are not quantised."""
-        layers = self.common_bytes + self.resident_experts * self.expert_bytes
-        return round(layers) + (self.params - self.layer_params) * self.dtype_bytes
+        experts = 0 if self.experts is None else self.experts.resident * self.expert_bytes
+        return round(self.common_bytes + experts) + (self.params - self.layer_params) * self.dtype_bytes
 
     @property
     def mlp_layers(self) -> int:
@@ -293,18 +287,17 @@ class ModelSpec:
         """Bytes that a token adds to the KV cache of a layer without a window."""
         if self.latent is not None:
             return (self.latent.kv_rank + self.latent.rope_dim) * self.kv_item_bytes
-        return self._cached_bytes(self.kv_heads, self.head_dim)
+        return self._cached(self.kv_heads, self.head_dim)[0]
 
-    def _cached_bytes(self, kv_heads: int, head_dim: int) -> int:
-        return kv_heads * (head_dim + (self.value_dim or head_dim)) * self.kv_item_bytes
-
-    def _pair_flops(self, head_dim: int) -> int:
-        return 2 * self.heads * (head_dim + (self.value_dim or head_dim))
+    def _cached(self, kv_heads: int, head_dim: int) -> tuple[int, int]:
+        """Bytes that a token adds to the cache of a layer with such heads, and flops per pair of it and a query."""
+        both = head_dim + (self.value_dim or head_dim)  # keys and values
+        return kv_heads * both * self.kv_item_bytes, 2 * self.heads * both
 
     @property
     def caches(self) -> list[Cache]:
         """The layers that have a KV cache, by what they read of it."""
-        item, flops = self.kv_item_bytes, self._pair_flops(self.head_dim)
+        item, (_, flops) = self.kv_item_bytes, self._cached(self.kv_heads, self.head_dim)
         if self.latent is not None:
             flops = 2 * self.heads * (2 * self.latent.kv_rank + self.latent.rope_dim)
         if self.compressed is not None:
@@ -315,35 +308,27 @@ class ModelSpec:
             caches.append(Cache(sparse.layers, self.kv_layer_bytes, flops, within=True))
             caches.append(Cache(sparse.scans, sparse.index_bytes, sparse.flops_per_pair))
         if (window := self.window) is not None:
-            head_dim, kv_heads = window.head_dim or self.head_dim, window.kv_heads or self.kv_heads
-            of_token = self._cached_bytes(kv_heads, head_dim), self._pair_flops(head_dim)
-            caches.append(Cache(window.layers, *of_token, within=True, leaves=True))
+            of_token = self._cached(window.kv_heads or self.kv_heads, window.head_dim or self.head_dim)
+            caches.append(Cache(window.layers, *of_token, within=True))
         return [Cache(whole, self.kv_layer_bytes, flops), *caches]
 
-    @property
-    def window_bytes_per_token(self) -> int:
-        """Bytes that a token adds to the KV cache of the layers with a window, while it is within."""
-        return round(sum(cache.layers * cache.bytes for cache in self.caches if cache.leaves))
+    def cached_token(self, bounded: bool = False) -> tuple[int, int]:
+        """Bytes held per token of context within all windows, and flops per pair of it and a query, over all layers.
+
+        `bounded`: in the layers alone that read tokens within reach only.
+        """
+        caches = [cache for cache in self.caches if cache.within or not bounded]
+        return round(sum(cache.layers * cache.bytes for cache in caches)), sum(c.layers * c.flops for c in caches)
 
     @property
     def kv_bytes_per_token(self) -> int:
         """KV cache held, and read by every later forward, per token of context within all windows."""
-        return round(sum(cache.layers * cache.bytes for cache in self.caches))
-
-    @property
-    def bounded_bytes_per_token(self) -> int:
-        """The bytes of these that are read of tokens within reach only."""
-        return round(sum(cache.layers * cache.bytes for cache in self.caches if cache.within))
+        return self.cached_token()[0]
 
     @property
     def attention_flops_per_pair(self) -> int:
         """Flops of one query token against one context token within all windows, over all layers."""
-        return sum(cache.layers * cache.flops for cache in self.caches)
-
-    @property
-    def bounded_flops_per_pair(self) -> int:
-        """The operations of these for tokens within reach only."""
-        return sum(cache.layers * cache.flops for cache in self.caches if cache.within)
+        return self.cached_token()[1]
 
     @property
     def state_bytes(self) -> int:
@@ -354,15 +339,12 @@ class ModelSpec:
     def kept_bytes(self) -> int:
         """Bytes that a request keeps whatever its length, which are sent with the end of its prompt.
 
-        One state; or, of compressed attention, the windows and what compressors have not finished.
+        One state; or, of compressed attention, the windows and what compressors have not finished. Drafts need no
+        further copy of these: their tokens are kept one by one.
         """
-        return self.state_bytes + self.edge_bytes
-
-    @property
-    def edge_bytes(self) -> int:
-        """The part of compressed attention in that. Drafts need no further copy: its tokens are kept one by one."""
         own = self.compressed
-        return 0 if own is None else own.window_bytes(self.kv_item_bytes) + own.unfinished_bytes
+        edge = 0 if own is None else own.window_bytes(self.kv_item_bytes) + own.unfinished_bytes
+        return self.state_bytes + edge
 
     @property
     def row_bytes(self) -> int:
@@ -373,7 +355,7 @@ class ModelSpec:
     def row_flops(self) -> int:
         """Operations of one token whatever its context: of states, or of windows."""
         if (own := self.compressed) is not None:
-            return own.layers * own.window * self._pair_flops(self.head_dim)
+            return own.layers * own.window * self._cached(1, self.head_dim)[1]
         return 0 if self.state is None else self.state.layers * self.state.flops
 
     @property
@@ -400,36 +382,8 @@ class HeadSpec(ModelSpec):
     kind: HeadKind = "eagle3"
 
     @property
-    def rereads(self) -> bool:
-        """Whether it reads accepted draft tokens again, with the target's hidden states."""
-        return True
-
-    @property
-    def layer_kinds(self) -> tuple[tuple[int, tuple[tuple[int, int], ...]], ...]:
-        """The first layer, and the others, which have one hidden state as input."""
-        first = self.products
-        later = ((self.hidden, first[0][1]), *first[1:])
-        own = ((1, first), (self.layers - 1, later)) if self.layers > 1 else ((1, first),)
-        return (*own, *self.other_mixers())
-
-    @property
-    def qkv_inputs(self) -> int:
-        return 2 * self.hidden if self.kind in ("eagle3", "p-eagle") else self.hidden
-
-    @property
-    def joined_inputs(self) -> int:
-        return 2 * self.hidden if self.kind == "mtp" else 0
-
-    @property
-    def fused_inputs(self) -> int:
-        blocks = dict.fromkeys(("dflash", "dspark"), DFLASH_STATES * self.hidden)
-        return ({"mtp": 0} | blocks).get(self.kind, 3 * self.hidden)
-
-    @property
-    def params(self) -> int:
-        """All matrix weights of its own."""
-        own_head = self.head_params if self.kind in ("eagle3", "p-eagle") else 0
-        return self.layer_params + self.fused_params + own_head
+    def head(self) -> HeadKind:
+        return self.kind
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,21 +23,9 @@ import numpy as np
 
 from pdvsim.sim.models.specs import ModelSpec
 from pdvsim.sim.prices.forward import ForwardTerms, Knots
-from pdvsim.sim.prices.links import LINKS, LinkSpec, between_nodes, gather_s, nodes_of
+from pdvsim.sim.prices.links import ALL_REDUCES, LINKS, LinkSpec, between_nodes, gather_s, nodes_of
 from pdvsim.sim.prices.transfer import TOKENS
 
-_KIB, _MIB = 2**10, 2**20
-
-# (bytes, microseconds) on H100s over NVLink 4. Up to 4 MiB: the kernel of SGLang pull request 2904, which times fp32
-# elements; beyond: NCCL in Vidur's data/profiling/network/h100_dgx/all_reduce.csv, medians.
-CURVES: dict[int, tuple[tuple[float, float], ...]] = {
-    2: ((2 * _KIB, 3.7), (16 * _KIB, 3.9), (128 * _KIB, 4.5), (_MIB, 7.9), (2 * _MIB, 12.5), (4 * _MIB, 19.9),
-        (10059776, 50), (14680064, 68), (33292288, 134), (67108864, 245)),
-    4: ((2 * _KIB, 4.8), (16 * _KIB, 3.7), (128 * _KIB, 4.8), (_MIB, 13.9), (2 * _MIB, 20.2), (4 * _MIB, 31.1),
-        (10059776, 68), (14680064, 85), (33292288, 166), (67108864, 318)),
-    8: ((2 * _KIB, 5.9), (16 * _KIB, 5.7), (128 * _KIB, 7.8), (_MIB, 16.7), (2 * _MIB, 22.1), (4 * _MIB, 33.8),
-        (10059776, 89), (14680064, 109), (33292288, 195), (67108864, 322)),
-}  # fmt: skip
 BAR = 0.25  # share by which an all-reduce may be slower or faster: other published times are within it
 
 
@@ -46,10 +34,9 @@ def all_reduce_s(link: LinkSpec, gpus: int, size: float) -> float:
     if gpus == 1:
         return 0.0
     if link in (LINKS["nvlink4"], LINKS["nvlink5"]):
-        known = min(gpus, max(CURVES))  # a larger group takes as long for the same bytes sent by each GPU
+        known = min(gpus, 8)  # a larger group takes as long for the same bytes sent by each GPU
         size *= (1 - 1 / gpus) / (1 - 1 / known)
-        at, micros = zip(*CURVES[known], strict=True)
-        micros = tuple(accumulate(micros, max))  # more bytes are never faster
+        at, micros = ALL_REDUCES["bytes"], list(accumulate(ALL_REDUCES[str(known)], max))  # more is never faster
         if size > at[-1]:
             return float(micros[-1] + (size - at[-1]) * (micros[-1] - micros[-2]) / (at[-1] - at[-2])) * 1e-6
         return float(np.interp(size, at, micros)) * 1e-6

@@ -15,6 +15,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
+from typing import ClassVar
 
 import numpy as np
 
@@ -42,6 +43,7 @@ class ComposedProfile(Profile):
     error: EngineError | None = None
     graphs: GraphSizes = field(default_factory=GraphSizes)  # that the engine pads forwards to
     served: str = ""  # the engine's version; empty: the newest that is known
+    sent_bar: ClassVar[float | None] = None  # servers were measured with their all-reduces
 
     @property
     def engine(self) -> ServingEngine:
@@ -75,10 +77,6 @@ class ComposedProfile(Profile):
             bars[name] = math.expm1(math.hypot(math.log1p(bars[name]), math.log1p(UNMEASURED_BAR)))
         return replace(self, models=self.models | fits, uncertainty=self.uncertainty | bars)
 
-    @property
-    def sent_bar(self) -> None:
-        """None: servers were measured with their all-reduces."""
-
 
 @lru_cache(maxsize=64)
 def compose(tables: KernelTables, step: EngineStep, spec: ModelSpec, drafts: bool = False) -> ForwardTerms:
@@ -95,7 +93,8 @@ def compose(tables: KernelTables, step: EngineStep, spec: ModelSpec, drafts: boo
     expert_s = parts.expert_s() * min(1.0, few)
     quantised_s = step.quantised_s if product_kind(spec) in ("fp8", "nvfp4") else 0.0
     # experts on more GPUs than a node has are busy with the tokens of a forward as those of a node are with fewer
-    busy = share if parts.ranks <= NODE else np.clip(np.log(tokens * NODE / parts.ranks / 256) / np.log(8), 0, 1)
+    spread_over = 1 if spec.experts is None else spec.experts.ranks
+    busy = share if spread_over <= NODE else np.clip(np.log(tokens * NODE / spread_over / 256) / np.log(8), 0, 1)
     experts = parts.experts(tokens) * few ** (1 - busy) * many**busy
     spread = step.kernels ** (1 - busy) * step.prompts**busy
     alone = float(spec.data_ranks == 1)  # else experts take the tokens of other ranks too, and are priced apart
@@ -116,7 +115,6 @@ def compose(tables: KernelTables, step: EngineStep, spec: ModelSpec, drafts: boo
     many_kernels = spec.latent is not None or spec.state is not None
     launched_s = step.eager_layer_s * spec.layers if many_kernels else 0.0
     shared, ranks = spec.shards > 1, spec.data_ranks > 1
-    reduces = step.reduces * (parts.reduces(tokens) + parts.norms(tokens)) if shared else None
     state_knots, scan_knots = parts.states(step.kernels, step.prompts)
     row_sizes = rows.astype(int).tolist()
     return ForwardTerms(
@@ -141,6 +139,6 @@ def compose(tables: KernelTables, step: EngineStep, spec: ModelSpec, drafts: boo
         fused_knots=knots_at(TOKENS, step.kernels * parts.fused(tokens)) if spec.fused_inputs else (),
         state_knots=state_knots,
         scan_knots=scan_knots,
-        reduce_knots=() if reduces is None else knots_at(TOKENS, reduces),
+        reduce_knots=knots_at(TOKENS, step.reduces * parts.reduces(tokens)) if shared else (),
         gather_knots=knots_at(TOKENS, parts.gather(tokens)) if shared else (),
     )

@@ -39,7 +39,7 @@ from pdvsim.sim.prices.forward import ForwardTerms, Prompts, interpolate, pairs,
 from pdvsim.sim.prices.host import LOOKUP_ROW_S, LOOKUP_TOKEN_S, SUFFIX_ROW_S
 
 STRETCHES = 4  # rows that one forward of the engine catches up
-KEPT_PRICES = 1 << 15  # then they are forgotten: where prompts are not padded, nearly every one has a price of its own
+KEPT_PRICES = 1 << 15  # where prompts are not padded, nearly every one has a price of its own
 
 
 class Price(NamedTuple):
@@ -138,17 +138,16 @@ class CostModel:
         # of prompts
         self._past_bytes = self._past_flops = 1.0
         if self.window and spec.layers:
-            self._past_bytes = (spec.kv_bytes_per_token - spec.bounded_bytes_per_token) / spec.kv_bytes_per_token
-            flops = spec.attention_flops_per_pair
-            self._past_flops = (flops - spec.bounded_flops_per_pair) / flops
+            tokens = zip(spec.cached_token(), spec.cached_token(bounded=True), strict=True)
+            self._past_bytes, self._past_flops = ((every - bounded) / every for every, bounded in tokens)
         self._past_rows = self._past_bytes if terms.past_share is None else terms.past_share
         self._past_prompts = self._past_flops if terms.past_prompts is None else terms.past_prompts
         self._state_bytes, self._state_flops = float(spec.row_bytes), float(spec.row_flops)
         self._rewrites = spec.state is not None  # else it is read only: the windows of compressed attention
         self.widest = widest_draft(spec)
-        self._costs: dict[tuple[int, ...], AffineCost] = {}  # by sizes of a forward, without attention over prompts
-        self._rests: dict[tuple[int, int, int], AffineCost] = {}
-        self._prompt_costs: dict[tuple[tuple[int, int], ...], PromptCost] = {}
+        kept = lru_cache(KEPT_PRICES)
+        self._layers_cost, self._rest_cost = kept(self._without_attention_over), kept(self._rest)
+        self._prompt_cost, self._shared_cost = kept(self._attended), kept(self._all_ranks)
         self.own = self  # what a rank computes alone: everything, unless ranks share experts
         if shares and spec.data_ranks > 1 and spec.experts is not None:
             self._routed_flops = 2.0 * spec.experts.per_token * spec.expert_params / spec.experts.ranks
@@ -203,16 +202,11 @@ class CostModel:
         if self.own is not self:
             return self._on_ranks(rows, tokens, steps, context, prompts, first_tokens, packed)
         past, attended = self.window > 0 and context > rows * self.window, NO_PROMPTS
+        taken: Prompts = ()  # what experts take depends on each prompt's tokens
         if prompts:
-            attended = self._prompt_costs.get(tuple(prompts)) or self._attended(prompts)
-        key = (rows, tokens, steps, packed, past, attended.padded, first_tokens)
-        cost = self._costs.get(key)
-        if cost is None:
-            cost = self._without_attention_over(prompts, *key)
-            if not prompts or self.spec.experts is None:  # what experts take depends on each prompt's tokens
-                if len(self._costs) >= KEPT_PRICES:
-                    self._costs.clear()
-                self._costs[key] = cost
+            attended = self._prompt_cost(tuple(prompts))
+            taken = () if self.experts is None else tuple(prompts)
+        cost = self._layers_cost(taken, rows, tokens, steps, packed, past, attended.padded, first_tokens)
         return self._with_prompts(cost, rows, attended) if prompts else cost
 
     def _without_attention_over(
@@ -228,7 +222,7 @@ class CostModel:
         # of a row: its newest token of a head, its drafts of a model that drafts in parallel
         logits = (padded * drafted if self.widest > 2 else new) + first_tokens
         new = terms.padded_tokens(new + padded_prompts)
-        cost = self._rest(rows, tokens, steps) if rows else NOTHING
+        cost = self._rest_cost(rows, tokens, steps) if rows else NOTHING
         if self._fused_bytes:
             cost = cost._replace(
                 seconds_0=cost.seconds_0 + interpolate(terms.fused_knots, new),
@@ -247,24 +241,16 @@ class CostModel:
         self, rows: int, tokens: int, steps: int, context: float, prompts: Prompts, first_tokens: int, packed: int
     ) -> AffineCost:
         """`price` of a rank where all ranks do the same."""
-        key = (rows, tokens, steps, packed, self.is_past_window(rows, context))
-        if not prompts and key in self._costs:
-            return self._costs[key]
         own = self.own.price(rows, tokens, steps, context, prompts, first_tokens, packed)
-        shared = self.shared([self.routed(rows, tokens, steps, prompts, packed)] * self.spec.data_ranks)
-        cost = own._replace(
+        shared = self._shared_cost(rows, tokens, steps, tuple(prompts), packed)
+        return own._replace(
             seconds_0=max(own.seconds_0 + shared.seconds, self.terms.least_s if prompts else 0.0),
             bytes_0=own.bytes_0 + shared.bytes,
             flops_0=own.flops_0 + shared.flops,
         )
-        if not prompts:
-            self._costs[key] = cost
-        return cost
 
-    def _padded_prompts(self, tokens: int) -> int:
-        """Prompt tokens that the layers compute; of padding, the share of the weights that are not experts'."""
-        padded = self.terms.padded_prompt(tokens)
-        return round(padded - self._expert_share * (padded - tokens)) if self._expert_share else padded
+    def _all_ranks(self, rows: int, tokens: int, steps: int, prompts: Prompts, packed: int) -> Price:
+        return self.shared([self.routed(rows, tokens, steps, prompts, packed)] * self.spec.data_ranks)
 
     def _windowed(self, cost: AffineCost, rows: int, steps: int) -> AffineCost:
         """The line of a cost past the window: windowed layers read as much as at the window, the others go on."""
@@ -289,17 +275,20 @@ class CostModel:
         if self._state_bytes:
             states_s = interpolate(self.terms.scan_knots, tokens)
             moved, flops = moved + 2 * len(prompts) * self._state_bytes, flops + tokens * self._state_flops
-        if len(self._prompt_costs) >= KEPT_PRICES:
-            self._prompt_costs.clear()
-        cost = PromptCost(tokens, self._padded_prompts(tokens), self._prefill_s(prompts), states_s, moved, flops)
-        self._prompt_costs[tuple(prompts)] = cost
-        return cost
+        padded, heads = self.terms.padded_prompt(tokens), (self.spec.heads, self.spec.head_dim)
+        if self._expert_share:  # of padding, experts compute nothing
+            padded = round(padded - self._expert_share * (padded - tokens))
+        attention_s = self.terms.prefill_s(*heads, prompts)
+        if window:
+            within_s = self.terms.prefill_s(*heads, prompts, window)
+            attention_s = _mean(self._past_prompts, attention_s, within_s)
+        return PromptCost(tokens, padded, attention_s, states_s, moved, flops)
 
     def _with_prompts(self, cost: AffineCost, rows: int, attended: PromptCost) -> AffineCost:
         """`cost` and the attention over prompts, with what they cost besides."""
         tokens, _, attention_s, states_s, moved, flops = attended
         terms, (seconds_0, seconds_1, bytes_0, bytes_1, flops_0, flops_1) = self.terms, cost
-        seconds_0 += attention_s + terms.beside_prompts_s(tokens, rows > 0) + states_s
+        seconds_0 += attention_s + (terms.prompt_token_s * tokens + (terms.mixed_s if rows else 0.0)) + states_s
         if seconds_0 < terms.least_s:
             seconds_0 = terms.least_s
         return AffineCost._make((seconds_0, seconds_1, bytes_0 + moved, bytes_1, flops_0 + flops, flops_1))
@@ -330,7 +319,7 @@ class CostModel:
         padded, terms, step_s = self.terms.padded_rows(rows), self.terms, solo_s / steps
         attended = NO_PROMPTS
         if prompts:
-            attended = self._prompt_costs.get(tuple(prompts)) or self._attended(prompts)
+            attended = self._prompt_cost(tuple(prompts))
         share = terms.small_share(padded * tokens + attended.tokens, step_s)
         if steps > 1:  # the first forward of a draft may have several tokens per row, and so larger kernels
             later = share if tokens == 1 and not prompts else terms.small_share(padded, step_s)
@@ -368,17 +357,11 @@ class CostModel:
 
     def _rest(self, rows: int, tokens: int, steps: int) -> AffineCost:
         """All but the first forward's linear layers: the rows' attention in each step, and the later steps whole."""
-        key = (rows, tokens, steps)
-        rest = self._rests.get(key)
-        if rest is None:
-            if steps == 1:
-                rest = self._attention(rows, tokens, 0)
-            else:  # one step more than a draft that is likely known
-                before, padded = self._rest(rows, tokens, steps - 1), self.terms.padded_rows(rows)
-                more = self._forward(before, self.terms.padded_tokens(padded), padded, self._distinct(rows, 1))
-                rest = total([more, self._attention(rows, 1, rows * (tokens + steps - 2))])
-            self._rests[key] = rest
-        return rest
+        if steps == 1:
+            return self._attention(rows, tokens, 0)
+        before, padded = self._rest_cost(rows, tokens, steps - 1), self.terms.padded_rows(rows)
+        more = self._forward(before, self.terms.padded_tokens(padded), padded, self._distinct(rows, 1))
+        return total([more, self._attention(rows, 1, rows * (tokens + steps - 2))])
 
     def _attention(self, rows: int, tokens: int, grown: int) -> AffineCost:
         """Attention of `tokens` queries per row over the cached tokens and `grown` more that earlier steps added."""
@@ -391,14 +374,6 @@ class CostModel:
             fixed_s += interpolate(self.terms.state_knots, copies)
             moved, flops = moved + copies * self._state_bytes, flops + rows * tokens * self._state_flops
         return AffineCost(fixed_s, token_s, moved, self._kv_bytes, flops, tokens * self._pair_flops)
-
-    def _prefill_s(self, prompts: Prompts) -> float:
-        """Seconds of attention over prompts."""
-        heads = self.spec.heads, self.spec.head_dim
-        whole_s = self.terms.prefill_s(*heads, prompts)
-        if not self.window:
-            return whole_s
-        return _mean(self._past_prompts, whole_s, self.terms.prefill_s(*heads, prompts, self.window))
 
     def _distinct(self, rows: int, tokens: float, prompts: Prompts = ()) -> float:
         """Distinct experts that a layer reads for rows of `tokens` new tokens each, and for prompts."""

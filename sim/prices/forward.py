@@ -171,10 +171,6 @@ class ForwardTerms:
         """Seconds of shared experts for the tokens of all ranks, of which one rank has `most`."""
         return interpolate(self.spread_knots, tokens) + interpolate(self.exchange_knots, most)
 
-    def beside_prompts_s(self, tokens: int, mixed: bool) -> float:
-        """Seconds for `tokens` of prompts, in a forward that also has rows (`mixed`) or not."""
-        return self.prompt_token_s * tokens + (self.mixed_s if mixed else 0.0)
-
     def rows_line(
         self, kv_heads: int, rows: int, padded: int, tokens: int, read: float, pairs: float
     ) -> tuple[float, float]:

@@ -11,7 +11,7 @@ Not modelled: garbage collection, and other processes.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, fields
+from dataclasses import asdict, dataclass, fields
 from typing import Literal
 
 from pdvsim.sim.limits import HostSeconds
@@ -31,7 +31,8 @@ class HostCost:
     """Host seconds of one launch, one completion read back, one hand-over between lanes, and of each row read back.
 
     The first launch that carries a prompt takes `join_s` more: its tokens are copied to the GPU and pages are dealt.
-    `request_s` and `prompt_token_s` pass between a request's arrival and the server's scheduler.
+    `request_s` and `prompt_token_s` pass between a request's arrival and the server's scheduler, one request's prompt
+    after the other's.
     """
 
     launch_s: HostSeconds
@@ -50,12 +51,12 @@ class HostCost:
     def scaled(self, between_s: float) -> HostCost:
         """The same with another time between launches, and all else in proportion; the same where it has none."""
         factor = between_s / self.between_s if self.between_s else 1.0
-        return HostCost(**{part.name: getattr(self, part.name) * factor for part in fields(self)})
+        return HostCost(**{name: value * factor for name, value in asdict(self).items()})
 
 
-@dataclass(frozen=True, slots=True)
-class HostTimes:
-    """Host seconds per operation, and how idle lanes are notified of work: immediately, by polling, or by a wake-up."""
+@dataclass(frozen=True)
+class HostTimes(HostCost):
+    """The same, and how idle lanes are notified of work: immediately, by polling, or by a wake-up."""
 
     launch_s: float = 0.0
     completion_s: float = 0.0
@@ -63,26 +64,16 @@ class HostTimes:
     idle_poll_s: float = 0.0
     idle_poll_cost_s: float = 0.0
     notify_s: float = 0.0
-    row_s: float = 0.0  # per row of a completion
-    join_s: float = 0.0  # of a launch with which requests enter, besides
-    request_s: float = 0.0  # from a request's arrival until the server may admit it, on average, besides ...
-    prompt_token_s: float = 0.0  # ... the time to read it, per prompt token, one request after the other
 
     @classmethod
     def of(cls, asked: Host, measured: HostCost) -> HostTimes:
         """The host's costs: figures that were asked for, else the profile's."""
-        return cls(
-            launch_s=measured.launch_s if asked.launch_s is None else asked.launch_s,
-            completion_s=measured.completion_s if asked.completion_s is None else asked.completion_s,
-            handoff_s=measured.handoff_s if asked.handoff_s is None else asked.handoff_s,
-            idle_poll_s=asked.idle_poll_s,
-            idle_poll_cost_s=asked.idle_poll_cost_s,
-            notify_s=asked.notify_s,
-            row_s=measured.row_s if asked.completion_s is None else 0.0,
-            join_s=measured.join_s if asked.launch_s is None else 0.0,
-            request_s=measured.request_s,
-            prompt_token_s=measured.prompt_token_s,
-        )
+        times = asdict(measured) | {
+            f.name: value for f in fields(cls) if (value := getattr(asked, f.name, None)) is not None
+        }
+        rows = {"row_s": 0.0} if asked.completion_s is not None else {}
+        joins = {"join_s": 0.0} if asked.launch_s is not None else {}
+        return cls(**times | rows | joins)
 
     def launched_s(self, entering: bool) -> float:
         """Host time of a launch, with which requests may enter."""

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from importlib.resources import files
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, NamedTuple, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,6 +24,7 @@ from pdvsim.sim.models.layers import All2All
 from pdvsim.sim.models.specs import GpuSpec
 from pdvsim.sim.prices.links import NODE, RACK, LinkSpec, between_nodes, gather_s, nvlink_of
 from pdvsim.sim.prices.shapes import (
+    CONTEXTS,
     ITEM_BYTES,
     Floats,
     between,
@@ -51,7 +52,30 @@ NVLINK_HIDDEN = 7168  # size of a token in the timed exchanges of TensorRT-LLM
 # How these send tokens to experts of a type; others take 16 bits
 SENT = {"nvfp4": "nvfp4", "fp8": "fp8", "fp8_block": "fp8", "w4a8_mxfp4_mxfp8": "fp8"}
 DISPATCHED_BYTES, EXCHANGED_BYTES = 1, 2  # per value, as DeepEP sends it to experts, and of all other exchanges
-LONGEST = 65_536  # cached tokens up to which compressed attention is
+
+
+class TimedAttention(NamedTuple):
+    """Attention of a layer as it was timed for the nearest heads."""
+
+    name: str  # of the table
+    axes: list[Floats]  # rows and cached tokens per row, or lengths of prompts
+    seconds: Floats
+    scale: float  # how many times as much as those the wanted heads read
+
+    @property
+    def given(self) -> tuple[Floats, Floats]:
+        """Lengths of prompts that were timed, and their seconds."""
+        use = np.isfinite(self.seconds)
+        return self.axes[0][use], self.seconds[use]
+
+    def lines(self, between: tuple[int, int] = CONTEXTS) -> tuple[Floats, ...]:
+        """By rows, seconds at no context and per cached token of all rows."""
+        rows, context = self.axes
+        return lines(rows, context, self.seconds, self.scale, between)
+
+    def per_pair(self) -> tuple[float, float]:
+        """Seconds per launch, and per pair of query and context token of a prompt."""
+        return per_pair(self.axes[0], self.seconds, self.scale)
 
 
 @dataclass(frozen=True, eq=False)
@@ -168,105 +192,76 @@ class KernelTables:
     def _axes(self, name: str, *axes: str) -> list[Floats]:
         return [self.arrays[f"{name}/{axis}"].astype(float) for axis in axes]
 
-    def _near(self, name: str, axis: str, wanted: float) -> tuple[Any, Floats]:
-        """The timed size that is nearest to the wanted one, and the logarithms of its times."""
+    def _nearest(self, name: str, axis: str, wanted: float) -> tuple[int, float]:
+        """The place of the timed size that is nearest to the wanted one, and how many times as large that is."""
         [known] = self._axes(name, axis)
         best = int(np.argmin(np.abs(np.log(known / wanted))))
-        return known[best], unpacked(self.arrays[f"{name}/t"])[best]
+        return best, wanted / known[best]
 
-    def _pairs(self, name: str, heads: int, kv_heads: int) -> tuple[float, Floats]:
-        """How much more the wanted heads read than the nearest that were timed, and the times of these."""
-        [pairs] = self._axes(name, "pairs")
-        best, factor = nearest(pairs, heads, kv_heads)  # one in proportion beyond the first query of a group
-        return factor, np.exp(unpacked(self.arrays[f"{name}/t"])[best])
+    def _curve(self, name: str, row: int, axis: str = "tokens") -> tuple[Floats, Floats]:
+        """The sizes of a row of a table that were timed, and their seconds."""
+        [at], seconds = self._axes(name, axis), np.exp(unpacked(self.arrays[f"{name}/t"][row]))
+        given = np.isfinite(seconds)
+        return at[given], seconds[given]
 
-    def decode(self, heads: int, kv_heads: int, head_dim: int, cache: str, window: int = 0) -> tuple[Floats, ...]:
-        """Decode attention of a layer as lines: rows, seconds at no context, seconds per cached token of all rows."""
-        name, scale = self._attention("decode", head_dim, cache, window)
-        factor, times = self._pairs(name, heads, kv_heads)
-        rows, context = self._axes(name, "rows", "context")
-        return lines(rows, context, times, scale * factor)
+    def _attention(self, phase: str, name: str, row: int, scale: float) -> TimedAttention:
+        axes = self._axes(name, *(("rows", "context") if phase == "decode" else ("length",)))
+        return TimedAttention(name, axes, np.exp(unpacked(self.arrays[f"{name}/t"][row])), scale)
 
-    def prefill(self, heads: int, kv_heads: int, head_dim: int, cache: str) -> tuple[float, float]:
-        """Prefill attention of a layer: seconds per launch, and per pair of query and context token."""
-        name, scale = self._attention("prefill", head_dim, cache, 0)
-        factor, times = self._pairs(name, heads, kv_heads)
-        [length] = self._axes(name, "length")
-        return per_pair(length, times, scale * factor)
+    def attention(
+        self, phase: str, heads: int, kv_heads: int, head_dim: int, cache: str, window: int = 0
+    ) -> TimedAttention:
+        """Attention of a layer, in decode or prefill.
 
-    def latent_decode(self, heads: int, cache: str) -> tuple[Floats, ...]:
-        """The same as `decode` for multi-head latent attention, with the products that enter and leave the cache."""
-        name = self._latent("decode", cache)
-        (known, logs), (rows, context) = self._near(name, "heads", heads), self._axes(name, "rows", "context")
-        rows, fixed, slope = lines(rows, context, np.exp(logs), heads / known)
-        return rows, fixed + self._absorbed(heads, rows), slope
-
-    def latent_prefill(self, heads: int, cache: str) -> tuple[float, float]:
-        """Return the same as `prefill` for multi-head latent attention."""
-        name = self._latent("prefill", cache)
-        (known, logs), [length] = self._near(name, "heads", heads), self._axes(name, "length")
-        return per_pair(length, np.exp(logs), heads / known)
-
-    def sparse_decode(self, kind: str, hidden: int, heads: int, cache: str, reach: int) -> tuple[Floats, ...] | None:
-        """Sparse attention of a layer with its products, as two lines: up to `reach` cached tokens, and beyond.
-
-        Rows, seconds at no context, seconds per cached token on either line. None: it was not timed.
+        Of a cache that was not timed, that of 16 bits is taken: vLLM's on Blackwell has heads of 192 with 8 bits alone.
         """
-        if (name := self._sparse("decode", kind, hidden, cache)) is None:
+        parts = [kind.split("-") for kind in self.kinds(phase) if kind.split("-")[1] in (cache, "bfloat16")]
+        size = min({int(size) for size, _, _ in parts}, key=lambda one: abs(np.log(one / head_dim)))
+        caches = {kind for one, kind, _ in parts if int(one) == size}
+        cache = cache if cache in caches else "bfloat16"
+        windows = {int(one) for width, kind, one in parts if int(width) == size and kind == cache}
+        name = f"{phase}/{size}-{cache}-{window if window in windows else 0}"
+        best, factor = nearest(
+            self._axes(name, "pairs")[0], heads, kv_heads
+        )  # in proportion beyond a group's first query
+        return self._attention(phase, name, best, head_dim / size * factor)
+
+    def latent_attention(self, phase: str, heads: int, cache: str) -> TimedAttention | None:
+        """The same of multi-head latent attention. None: it was not timed."""
+        if not (known := self.kinds(f"latent-{phase}")):
             return None
-        known, logs = self._near(name, "heads", heads)
-        (rows, context), times = self._axes(name, "rows", "context"), np.exp(logs)
-        near, far = context <= reach, context >= reach
-        rows_near, fixed, within = lines(rows, context[near], times[:, near], heads / known, (64, reach))
-        rows_far, _, past = lines(rows, context[far], times[:, far], 1.0, (reach, 1 << 20))
-        return rows_near, fixed, within, np.interp(rows_near, rows_far, past)
+        name = f"latent-{phase}/{cache if cache in known else known[0]}"
+        return self._attention(phase, name, *self._nearest(name, "heads", heads))
 
-    def compressed_decode(
-        self, kind: str, hidden: int, heads: int, cache: str, reach: int | None
-    ) -> tuple[Floats, ...] | None:
-        """Compressed attention of a layer with its products: rows, seconds at no context and per cached token.
-
-        If an indexer selects, also seconds per cached token beyond `reach`, and what selecting adds there.
-        """
-        if (name := self._sparse("decode", kind, hidden, cache)) is None:
-            return None
-        (rows, context), times = self._axes(name, "rows", "context"), np.exp(self._near(name, "heads", heads)[1])
-        rows_near, fixed, within = lines(rows, context, times, 1.0, (64, reach or LONGEST))
-        if reach is None:
-            return rows_near, fixed, within
-        rows_far, base, past = lines(rows, context, times, 1.0, (reach + 1, LONGEST))
-        base, past = np.interp(rows_near, rows_far, base), np.minimum(within, np.interp(rows_near, rows_far, past))
-        more = np.maximum(0.0, base - fixed - (within - past) * reach * rows_near)
-        return rows_near, fixed, within, past, more
-
-    def streams(self, hidden: int, tokens: Floats) -> Floats | None:
-        """Mixing the streams of hidden states of a layer of DeepSeek-V4. None: it was not timed."""
-        if "streams/all/t" not in self.arrays:
-            return None
-        (known, logs), [at] = self._near("streams/all", "hidden", hidden), self._axes("streams/all", "tokens")
-        given = np.isfinite(logs)
-        return np.asarray(rising(at[given], np.exp(logs[given]), tokens) * hidden / known)
-
-    def sparse_prefill(self, kind: str, hidden: int, heads: int, cache: str) -> tuple[Floats, Floats] | None:
-        """Return the same of prompts: lengths, and seconds of a layer with its products."""
-        if (name := self._sparse("prefill", kind, hidden, cache)) is None:
-            return None
-        [length], logs = self._axes(name, "length"), self._near(name, "heads", heads)[1]
-        use = np.isfinite(logs)
-        return length[use], np.exp(logs[use])
-
-    def sparse_products(self, phase: str, kind: str, hidden: int, cache: str) -> str:
-        """The type of the products that were timed with it."""
-        return str(self.arrays[f"{self._sparse(phase, kind, hidden, cache)}/products"])
-
-    def _sparse(self, phase: str, kind: str, hidden: int, cache: str) -> str | None:
-        """The table of the models of that kind whose hidden size is nearest."""
+    def sparse_attention(self, phase: str, kind: str, hidden: int, heads: int, cache: str) -> TimedAttention | None:
+        """The same of sparse or compressed attention with its products, of the models whose hidden size is nearest."""
         parts = [name.split("-") for name in self.kinds(f"sparse-{phase}") if name.startswith(f"{kind}-")]
         if not parts:
             return None
         near = min((int(one) for _, one, _ in parts), key=lambda one: abs(one - hidden))
         caches = [name for _, one, name in parts if int(one) == near]
-        return f"sparse-{phase}/{kind}-{near}-{cache if cache in caches else caches[0]}"
+        name = f"sparse-{phase}/{kind}-{near}-{cache if cache in caches else caches[0]}"
+        return self._attention(phase, name, *self._nearest(name, "heads", heads))
+
+    def absorbed(self, heads: int, tokens: Floats) -> Floats:
+        """The products that enter and leave the cache of latent attention, where they were timed apart from it."""
+        if (name := "latent-bmm/bfloat16") + "/t" not in self.arrays:
+            return np.zeros_like(tokens)
+        [at], logs = (
+            self._axes(name, "tokens"),
+            unpacked(self.arrays[f"{name}/t"][self._nearest(name, "heads", heads)[0]]),
+        )
+        given = np.isfinite(logs)
+        return np.asarray(np.exp(np.interp(np.log(tokens), np.log(at[given]), logs[given])))
+
+    def streams(self, hidden: int, tokens: Floats) -> Floats | None:
+        """Mixing the streams of hidden states of a layer of DeepSeek-V4. None: it was not timed."""
+        if "streams/all/t" not in self.arrays:
+            return None
+        best, _ = self._nearest("streams/all", "hidden", hidden)
+        return np.asarray(
+            rising(*self._curve("streams/all", best), tokens) * hidden / self.arrays["streams/all/hidden"][best]
+        )
 
     def states(self, phase: str, kind: str, key_heads: int, value_heads: int) -> tuple[Floats, Floats] | None:
         """A layer that keeps a state: rows or prompt tokens, and seconds. None: it was not timed.
@@ -276,38 +271,12 @@ class KernelTables:
         name = f"state-{phase}/{kind}"
         if f"{name}/t" not in self.arrays:
             return None
-        heads, at = self._axes(name, "heads", "at")
+        [heads] = self._axes(name, "heads")
         distance = 2 * np.abs(np.log(heads[:, 1] / value_heads)) + np.abs(np.log(heads[:, 0] / key_heads))
         best = int(np.argmin(distance))
-        times = np.exp(unpacked(self.arrays[f"{name}/t"])[best])
-        use = np.isfinite(times)
-        fixed = float(times[use].min())
-        return at[use], fixed + (times[use] - fixed) * value_heads / heads[best, 1]
-
-    def _absorbed(self, heads: int, tokens: Floats) -> Floats:
-        if (name := "latent-bmm/bfloat16") + "/t" not in self.arrays:
-            return np.zeros_like(tokens)
-        [at], logs = self._axes(name, "tokens"), self._near(name, "heads", heads)[1]
-        given = np.isfinite(logs)
-        return np.asarray(np.exp(np.interp(np.log(tokens), np.log(at[given]), logs[given])))
-
-    def _latent(self, phase: str, cache: str) -> str:
-        known = self.kinds(f"latent-{phase}")
-        if not known:
-            raise ValueError(f"{self.engine} on {self.gpu.name}: its tables have no multi-head latent attention")
-        return f"latent-{phase}/{cache if cache in known else known[0]}"
-
-    def _attention(self, phase: str, head_dim: int, cache: str, window: int) -> tuple[str, float]:
-        """The name of a table of attention, and how many times as wide the wanted heads are as the table's.
-
-        Of a cache that was not timed, that of 16 bits is taken: vLLM's on Blackwell has heads of 192 with 8 bits alone.
-        """
-        parts = [kind.split("-") for kind in self.kinds(phase) if kind.split("-")[1] in (cache, "bfloat16")]
-        size = min({int(size) for size, _, _ in parts}, key=lambda one: abs(np.log(one / head_dim)))
-        caches = {kind for one, kind, _ in parts if int(one) == size}
-        cache = cache if cache in caches else "bfloat16"
-        windows = {int(one) for width, kind, one in parts if int(width) == size and kind == cache}
-        return f"{phase}/{size}-{cache}-{window if window in windows else 0}", head_dim / size
+        at, times = self._curve(name, best, "at")
+        fixed = float(times.min())
+        return at, fixed + (times - fixed) * value_heads / heads[best, 1]
 
     def reduce_s(self, gpus: int, elements: Floats) -> Floats:
         """Seconds of an all-reduce of this number of 16-bit values, in a CUDA graph.
@@ -315,9 +284,8 @@ class KernelTables:
         In a rack, that of 8 GPUs takes no longer than one of 4 and one of pairs. vLLM's and SGLang's were timed with
         NCCL over two nodes, without the symmetric memory that recipes turn on (--enable-symm-mem).
         """
-        [at] = self._axes("reduce/graph", "elements")
         which = self.arrays["reduce/graph/gpus"].tolist().index(gpus)
-        seconds = rising(at, np.exp(unpacked(self.arrays["reduce/graph/t"])[which]), elements)
+        seconds = rising(*self._curve("reduce/graph", which, "elements"), elements)
         if gpus < NODE or nvlink_of(self.gpu.name)[1] != RACK:
             return seconds
         return np.minimum(seconds, self.reduce_s(gpus // 2, elements) + self.reduce_s(2, elements))
@@ -341,9 +309,7 @@ class KernelTables:
             beyond = [2 * gather_s(port, nodes, EXCHANGED_BYTES * size / inside) for size in elements.tolist()]
             return within + np.array(beyond) if nodes > 1 else within
         name = f"deepep/{'ll' if how == 'deepep_low_latency' else 'ht'}"
-        [at], logs = self._axes(name, "tokens"), self._near(name, "hidden", hidden)[1]
-        given = np.isfinite(logs)
-        within = rising(at[given], np.exp(logs[given]), tokens)
+        within = rising(*self._curve(name, self._nearest(name, "hidden", hidden)[0]), tokens)
         return within + self._between_nodes(how, nodes, tokens, hidden, port) if nodes > 1 else within
 
     def _nvlink_s(self, ranks: int, tokens: Floats, sent: str, per_token: int) -> Floats:
@@ -354,12 +320,10 @@ class KernelTables:
         """
         if f"nvlink/{sent}/t" not in self.arrays:
             raise ValueError(f"{self.engine} on {self.gpu.name}: its tables have no exchange over NVLink")
-        known, at = (self.arrays[f"nvlink/{sent}/{axis}"] for axis in ("ranks", "tokens"))
+        known = self.arrays[f"nvlink/{sent}/ranks"]
         which = min(int(np.searchsorted(known, ranks)), len(known) - 1)
         ranks_reached, timed = (ranks * (1 - (1 - 1 / ranks) ** count) for count in (per_token, TOPK))
-        times = np.exp(unpacked(self.arrays[f"nvlink/{sent}/t"])[which])
-        given = np.isfinite(times)
-        return rising(at[given].astype(float), times[given], tokens * ranks_reached / timed)
+        return rising(*self._curve(f"nvlink/{sent}", which), tokens * ranks_reached / timed)
 
     def _between_nodes(self, how: All2All, nodes: int, tokens: Floats, hidden: int, port: LinkSpec) -> Floats:
         """Seconds of DeepEP on several nodes beyond its time on one: as timed, else by the bytes that leave a GPU.
@@ -386,11 +350,10 @@ class KernelTables:
         """
         if gpus == 1:
             return np.zeros(elements.shape)
-        at, known = self.arrays[f"nccl/{operation}/elements"].astype(float), self.arrays[f"nccl/{operation}/gpus"]
+        known = self.arrays[f"nccl/{operation}/gpus"].tolist()
         timed = min(gpus, int(known[-1]))
         elements = elements * ((1 - 1 / gpus) / (1 - 1 / timed))
-        times = np.exp(unpacked(self.arrays[f"nccl/{operation}/t"])[known.tolist().index(timed)])
-        return rising(at, times, elements)
+        return rising(*self._curve(f"nccl/{operation}", known.index(timed), "elements"), elements)
 
 
 def read_tables(path: Path, gpu: GpuSpec) -> KernelTables:

@@ -9,14 +9,13 @@ and what a copy takes of the GPU's memory bandwidth.
 
 from __future__ import annotations
 
+import tomllib
 from collections.abc import Iterable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Literal, NamedTuple
 
 LinkName = Literal["nvlink4", "nvlink5", "pcie5", "pcie4", "infiniband-xdr", "400gbe", "100gbe"]
-
-# there, in microseconds: baseLat 8.4 for a ring with the Simple protocol, hwLat 3.4 (NVLink), 5.7 (PCI), 9.6 (network)
-_NCCL = "latency as NCCL assumes it (src/graph/tuning.cc, v2.8: ring, Simple, base and hop)"
 
 
 @dataclass(frozen=True)
@@ -29,16 +28,10 @@ class LinkSpec:
     hop_s: float = 0.0  # of the latency, what each further step of a ring adds
 
 
-LINKS: dict[LinkName, LinkSpec] = {
-    "nvlink4": LinkSpec(11.8e-6, 450e9, f"data sheet, NVIDIA H100: 18 links of 50 GB/s, both ways; {_NCCL}", 3.4e-6),
-    "nvlink5": LinkSpec(11.8e-6, 900e9, f"data sheet, NVIDIA B200: 18 links of 100 GB/s, both ways; {_NCCL}", 3.4e-6),
-    "pcie5": LinkSpec(14.1e-6, 63.0e9, f"PCI Express 5.0: 16 lanes of 32 GT/s, 128b/130b; {_NCCL}", 5.7e-6),
-    "pcie4": LinkSpec(14.1e-6, 31.5e9, f"PCI Express 4.0: 16 lanes of 16 GT/s, 128b/130b; {_NCCL}", 5.7e-6),
-    "infiniband-xdr": LinkSpec(18.0e-6, 100e9, f"one ConnectX-8 per GPU, 800 Gb/s, line rate; {_NCCL}", 9.6e-6),
-    "400gbe": LinkSpec(18.0e-6, 50e9, f"IEEE 802.3bs, line rate; {_NCCL}", 9.6e-6),
-    "100gbe": LinkSpec(18.0e-6, 12.5e9, f"IEEE 802.3ba, line rate; {_NCCL}", 9.6e-6),
-}
-
+_TABLE = tomllib.loads((Path(__file__).parent / "data" / "links.toml").read_text(encoding="utf-8"))
+LINKS: dict[LinkName, LinkSpec] = {name: LinkSpec(**link) for name, link in _TABLE["links"].items()}
+SSD = LinkSpec(**_TABLE["ssd"])
+ALL_REDUCES: dict[str, list[float]] = _TABLE["all_reduces"]  # by number of GPUs, microseconds over NVLink; and bytes
 NVLINK5_CARDS = ("b200", "b300", "gb200", "gb300")
 RACK = 72  # GPUs that NVLink joins in a GB200 or GB300 NVL72; elsewhere it joins those of a node
 NODE = 8
@@ -87,9 +80,6 @@ class Piece(NamedTuple):
     begin_s: float
     end_s: float
     size: float
-
-
-SSD = LinkSpec(80e-6, 6.9e9, "data sheet, Samsung PM9A3 (PCI Express 4.0, 4 lanes): sequential reads; latency assumed")
 
 
 class Fabric:

@@ -16,7 +16,7 @@ Not covered: differences of co-running lanes and of the power limit; of prefills
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from pdvsim.sim.core import KINDS
-from pdvsim.sim.limits import MAX_TOKENS
+from pdvsim.sim.limits import MAX_TOKENS, Range
 from pdvsim.sim.models.specs import ModelSpec, Pair
 from pdvsim.sim.prices.costs import CostModel, widest_draft
 from pdvsim.sim.prices.profile import HostCost, Profile
@@ -34,6 +34,11 @@ from pdvsim.sim.records import ROLES, Table
 FEWEST_LAUNCHES = 20
 LEAST, MOST, MOST_HOST_S = 0.2, 20.0, 1e-2  # ratios, and seconds of the host, that are believed
 MOST_STEP_S = 1.0  # of the overhead of a step of an engine
+HOST_S = Range(0.0, MOST_HOST_S)
+BELIEVED = {  # fields of a `Pace` that a record has
+    "target": Range(LEAST, MOST), "draft": Range(LEAST, MOST), "host_s": HOST_S, "row_s": HOST_S,
+    "step_s": Range(0.0, MOST_STEP_S), "prompt_s": HOST_S,
+}  # fmt: skip
 SHAPE = ("rows", "tokens", "steps", "width")
 # Of a warm-up's deviation from the profile's host time, what is found in the run after it: least squares over 39 runs
 # (studies/host_times.py). The host's speed wanders by a factor of two within minutes.
@@ -121,9 +126,8 @@ def read_pace(path: str | Path) -> Pace:
 
 def pace_in(meta: Mapping[str, Any]) -> Pace | None:
     """Return the pace in a run's own record; None where it has none."""
-    recorded = {name: meta.get(f"pace_{name}") for name in Pace._fields if name != "launches"}
-    given = {name: value for name, value in recorded.items() if value is not None}
-    if not all(_is_within(name, value) for name, value in given.items()):
+    given = {name: meta[f"pace_{name}"] for name in BELIEVED if meta.get(f"pace_{name}") is not None}
+    if not all(isinstance(value, int | float) and BELIEVED[name].holds(value) for name, value in given.items()):
         return None
     launches = _read_launches(meta.get("pace_launches", []))
     if launches is None or not (launches or "target" in given):
@@ -131,30 +135,21 @@ def pace_in(meta: Mapping[str, Any]) -> Pace | None:
     return Pace(**given, launches=launches)
 
 
-def _is_within(name: str, value: object) -> bool:
-    low, high = (0.0, MOST_HOST_S) if name.endswith("_s") else (LEAST, MOST)
-    high = MOST_STEP_S if name == "step_s" else high
-    return isinstance(value, int | float) and low <= value <= high
-
-
 def _read_launches(rows: object) -> tuple[TimedLaunches, ...] | None:
     """The recorded launches; None if they are not a table of them."""
-    if not isinstance(rows, Sequence) or isinstance(rows, str):
+    if not isinstance(rows, list) or not all(
+        isinstance(row, list) and len(row) == len(TimedLaunches._fields) for row in rows
+    ):
         return None
-    launches = []
-    for row in rows:
-        if not isinstance(row, Sequence) or len(row) != len(TimedLaunches._fields):
-            return None
-        *sizes, seconds = row
-        if not all(type(size) is int and 0 <= size <= MAX_TOKENS**2 for size in sizes):
-            return None
-        timed = TimedLaunches._make(row)
-        if not isinstance(seconds, int | float) or not 0 < seconds < math.inf or timed.role >= len(ROLES):
+    launches = tuple(map(TimedLaunches._make, rows))
+    for timed in launches:
+        *sizes, seconds = timed
+        good = all(type(size) is int and 0 <= size <= MAX_TOKENS**2 for size in sizes) and timed.role < len(ROLES)
+        if not good or not isinstance(seconds, int | float) or not 0 < seconds < math.inf:
             return None
         if not (timed.rows and timed.steps and timed.width and timed.launches):
             return None
-        launches.append(timed)
-    return tuple(launches)
+    return launches
 
 
 # recorded ------------------------------------------------------------------------------------------------------------

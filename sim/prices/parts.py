@@ -20,9 +20,9 @@ from pdvsim.sim.models.configs import MXFP4_BYTES, NVFP4_BYTES
 from pdvsim.sim.models.layers import Compressed, SlidingWindow, Sparse
 from pdvsim.sim.models.specs import ModelSpec
 from pdvsim.sim.prices.forward import Knots, pairs
-from pdvsim.sim.prices.kernels import KernelTables
+from pdvsim.sim.prices.kernels import KernelTables, TimedAttention
 from pdvsim.sim.prices.links import nodes_of
-from pdvsim.sim.prices.shapes import BANDWIDTH_SHARE, FLOPS_SHARE, Floats
+from pdvsim.sim.prices.shapes import BANDWIDTH_SHARE, FLOPS_SHARE, Floats, lines
 from pdvsim.sim.prices.transfer import WIDTHS, Prices, knots_at, shipped
 
 TOKENS: tuple[int, ...] = (
@@ -35,6 +35,7 @@ LEAST_SHARE = 0.4  # of a product's time in the tables
 # Per value of a state, as timed: TensorRT-LLM's are faster than the memory allows for 32 bits
 TIMED_STATE_BYTES = {"vllm": 4, "sglang": 4, "trtllm": 2}
 LEAST_PROMPT = 512  # tokens of prompts that lines of compressed attention go through
+LONGEST = 65_536  # cached tokens up to which they are
 LEAST_S = 1e-15  # per cached token, where nothing is read
 Products = tuple[tuple[int, int], ...]
 READ_SHARE = 0.9  # of the least time per expert that a table has: the part that distinct experts explain
@@ -57,6 +58,8 @@ class ModelKernels:
         self.tables, self.spec = tables, spec
         self.kind = block_products if product_kind(spec) == "fp8_block" else product_kind(spec)
         self.cache = "fp8" if spec.kv_dtype_bytes == 1 else "bfloat16"
+        transfer, card = shipped(), tables.gpu  # pdvsim's own formula, for what the tables lack
+        self.formula = Prices(spec, transfer.ceilings(card), card.sms or transfer.sms, transfer)
 
     def products(self, tokens: Floats, more_s: float = 0.0, prompts: Floats | float = 1.0) -> Floats:
         """The layers' matrix products that every token takes, each with `more_s` besides its kernel.
@@ -67,7 +70,7 @@ class ModelKernels:
         absorbed = self.spec.latent is not None and self.spec.is_uniform and bool(self.tables.kinds("latent-decode"))
         for count, products in self.spec.layer_kinds:
             for inputs, outputs in products:
-                router = outputs == self.spec.routes
+                router = self.spec.experts is not None and outputs == self.spec.experts.count
                 alone = self.tables.product("bfloat16" if router else kind, tokens, outputs, inputs)
                 expands = absorbed and inputs == self.spec.latent.kv_rank  # type: ignore[union-attr]
                 total += count * np.maximum(alone + more_s, LEAST_SHARE * alone) * (prompts if expands else 1.0)
@@ -82,11 +85,6 @@ class ModelKernels:
         sent = self.tables.engine == "trtllm" or experts.all2all != "allgather_reducescatter"
         how = experts.ranks, s.gated, sent and s.data_ranks > 1, experts.balanced
         return s.expert_layers * self.tables.experts(expert_kind(s), tokens, *shape, *how)
-
-    @property
-    def ranks(self) -> int:
-        """GPUs that whole experts are divided among."""
-        return 1 if self.spec.experts is None else self.spec.experts.ranks
 
     def expert_s(self) -> float:
         """Reading one further expert in all layers that have experts."""
@@ -108,13 +106,6 @@ class ModelKernels:
         rate = self.tables.gpu.bandwidth_bytes_per_s * BANDWIDTH_SHARE
         return s.layers * tokens * values * ACTIVATIONS_BYTES / rate
 
-    def norms(self, tokens: Floats) -> Floats:
-        """All-reduces of norms over all heads: in MiniMax models two 32-bit values per token and layer."""
-        s = self.spec
-        return (
-            s.layers * self.tables.reduce_s(s.shards, 4 * tokens) if s.family == "minimax" else np.zeros(tokens.shape)
-        )
-
     def fused(self, tokens: Floats) -> Floats:
         """The product that fuses a head's inputs."""
         return self.tables.product("bfloat16", tokens, self.spec.hidden, self.spec.fused_inputs)
@@ -130,7 +121,7 @@ class ModelKernels:
         if s.compressed is None:
             return np.zeros(tokens.shape)
         timed = self.tables.streams(s.hidden, tokens)
-        return self._transferred().streams(tokens, s.compressed.streams) if timed is None else s.layers * timed
+        return self.formula.streams(tokens, s.compressed.streams) if timed is None else s.layers * timed
 
     def decode(self) -> DecodeLines:
         """Attention of rows over all layers; by pdvsim's own formula where its kind was not timed."""
@@ -141,24 +132,30 @@ class ModelKernels:
             timed = self._sparse_decode(s.sparse)
         elif s.latent is None:
             timed = self._plain_decode()
-        elif self.tables.kinds("latent-decode"):
-            rows, fixed, slopes = self.tables.latent_decode(s.heads, self.cache)
+        elif (latent := self.tables.latent_attention("decode", s.heads, self.cache)) is not None:
+            rows, fixed, slopes = latent.lines()
+            fixed = fixed + self.tables.absorbed(s.heads, rows)
             timed = DecodeLines(rows, s.caching_layers * fixed, s.caching_layers * slopes)
         if timed is not None:
             return timed
-        prices, rows, one = self._transferred(), np.array([1.0, 2048.0]), np.ones(1)
-        token_s = max(LEAST_S, float(prices.kv(one)[0]))
-        return DecodeLines(rows, prices.width(one) + prices.row() * rows, np.full(2, token_s))
+        rows, one = np.array([1.0, 2048.0]), np.ones(1)
+        token_s = max(LEAST_S, float(self.formula.kv(one)[0]))
+        return DecodeLines(rows, self.formula.width(one) + self.formula.row() * rows, np.full(2, token_s))
+
+    def _plain(self, phase: str) -> TimedAttention:
+        """Attention of the model's own heads."""
+        return self.tables.attention(phase, *self._heads(None), self.cache)
 
     def _plain_decode(self) -> DecodeLines:
         s = self.spec
-        rows, fixed, slopes = self.tables.decode(s.heads, s.kv_heads, self._head_dim(s.head_dim), self.cache)
+        rows, fixed, slopes = self._plain("decode").lines()
         fixed, slopes = s.attending_layers * fixed, s.attending_layers * slopes
         if (window := s.window) is None:
             return DecodeLines(rows, fixed, slopes)
-        shape = *self._windowed(window), self.cache
-        at, least, more = self.tables.decode(*shape)
-        own = self.tables.decode(*shape, window.tokens)  # with that window, if it was timed: so it ends at its time
+        shape = *self._heads(window), self.cache
+        at, least, more = self.tables.attention("decode", *shape).lines()
+        # with that window, if it was timed: so it ends at its time
+        own = self.tables.attention("decode", *shape, window.tokens).lines()
         ended = np.interp(at, own[0], own[1] + window.tokens * own[0] * own[2])
         least = np.maximum(0.0, ended - window.tokens * at * more)
         within = slopes + window.layers * np.interp(rows, at, more)
@@ -166,28 +163,33 @@ class ModelKernels:
             rows, fixed + window.layers * np.interp(rows, at, least), within, _share(rows, slopes, within)
         )
 
-    def _windowed(self, window: SlidingWindow) -> tuple[int, int, int]:
-        """Heads, KV heads and their size in layers with a window."""
-        s = self.spec
-        return s.heads, window.kv_heads or s.kv_heads, self._head_dim(window.head_dim or s.head_dim)
+    def _heads(self, window: SlidingWindow | None) -> tuple[int, int, int]:
+        """Heads, KV heads and their size, in layers with a window or without.
 
-    def _head_dim(self, head_dim: int) -> int:
-        """The size of a head that reads as much as one whose values have another size than its keys."""
-        return head_dim if self.spec.value_dim is None else (head_dim + self.spec.value_dim) // 2
+        A head reads as much as one whose values have the size of its keys: the mean of both.
+        """
+        s, own = self.spec, window or SlidingWindow(0, 0)
+        head_dim = own.head_dim or s.head_dim
+        return s.heads, own.kv_heads or s.kv_heads, (head_dim + (s.value_dim or head_dim)) // 2
 
     def _sparse_decode(self, sparse: Sparse) -> DecodeLines | None:
         s = self.spec
-        lines = self.tables.sparse_decode(self._sparse_kind, s.hidden, s.heads, self.cache, sparse.tokens)
-        if lines is None:
+        timed = self.tables.sparse_attention("decode", self._sparse_kind, s.hidden, s.heads, self.cache)
+        if timed is None:
             return None
-        rows, fixed, within, past = lines
+        (rows, context), times = timed.axes, timed.seconds
+        near, far = context <= sparse.tokens, context >= sparse.tokens  # two lines: up to what is selected, and beyond
+        ends = (64, sparse.tokens), (sparse.tokens, 1 << 20)
+        at, _, past = lines(rows, context[far], times[:, far], 1.0, ends[1])
+        rows, fixed, within = lines(rows, context[near], times[:, near], timed.scale, ends[0])
+        past = np.interp(rows, at, past)
         past = np.minimum(past, within)
-        fixed = np.maximum(0.0, fixed - self._timed_products("decode", rows))
+        fixed = np.maximum(0.0, fixed - self._timed_products(timed, rows))
         dense = s.attending_layers - sparse.layers
         fixed, slopes = sparse.layers * fixed, sparse.layers * (within - past) + sparse.scans * past
         beyond = sparse.scans * past
         if dense:
-            at, least, more = self.tables.decode(s.heads, s.kv_heads, s.head_dim, self.cache)
+            at, least, more = self._plain("decode").lines()
             grown = dense * np.interp(rows, at, more)
             fixed, slopes, beyond = fixed + dense * np.interp(rows, at, least), slopes + grown, beyond + grown
         return DecodeLines(rows, fixed, slopes, _share(rows, beyond, slopes))
@@ -195,15 +197,21 @@ class ModelKernels:
     def _compressed_decode(self, own: Compressed) -> DecodeLines | None:
         """Layers with a window alone take as long as those of HCA, and no longer for more context."""
         s = self.spec
-        csa = self.tables.compressed_decode("csa", s.hidden, s.heads, self.cache, own.entries * own.ratio)
-        hca = self.tables.compressed_decode("hca", s.hidden, s.heads, self.cache, None)
+        csa, hca = (
+            self.tables.sparse_attention("decode", kind, s.hidden, s.heads, self.cache) for kind in ("csa", "hca")
+        )
         if csa is None or hca is None:
             return None
-        rows, fixed, within, past, more = csa
+        reach = own.entries * own.ratio
+        rows, fixed, within = csa._replace(scale=1.0).lines((64, reach))
+        at, base, past = csa._replace(scale=1.0).lines((reach + 1, LONGEST))
+        base, past = np.interp(rows, at, base), np.minimum(within, np.interp(rows, at, past))
+        more = np.maximum(0.0, base - fixed - (within - past) * reach * rows)  # what selecting adds beyond reach
+        hca_rows, hca_fixed, hca_slopes = hca._replace(scale=1.0).lines((64, LONGEST))
         selecting, whole = (self._module_products(layer, rows) for _, layer in own.compressors(s.hidden))
         fixed = own.selecting * np.maximum(0.0, fixed - selecting)
-        fixed += (own.layers - own.selecting) * np.maximum(0.0, np.interp(rows, hca[0], hca[1]) - whole)
-        beyond = own.selecting * past + own.whole * np.interp(rows, hca[0], hca[2])
+        fixed += (own.layers - own.selecting) * np.maximum(0.0, np.interp(rows, hca_rows, hca_fixed) - whole)
+        beyond = own.selecting * past + own.whole * np.interp(rows, hca_rows, hca_slopes)
         slopes = np.maximum(LEAST_S, own.selecting * (within - past) + beyond)
         return DecodeLines(rows, fixed, slopes, _share(rows, beyond, slopes), own.selecting * more)
 
@@ -216,10 +224,10 @@ class ModelKernels:
         s, reach = self.spec, own.entries * own.ratio
         counts, sums = (own.selecting, own.layers - own.selecting), np.zeros(4)
         for kind, count, (_, layer) in zip(("csa", "hca"), counts, own.compressors(s.hidden), strict=True):
-            timed = self.tables.sparse_prefill(kind, s.hidden, s.heads, self.cache)
+            timed = self.tables.sparse_attention("prefill", kind, s.hidden, s.heads, self.cache)
             if timed is None:
-                return *self._formula_prefill(), float(self._transferred().scan(np.ones(1))[0])
-            length, times = timed
+                return *self._formula_prefill(), float(self.formula.scan(np.ones(1))[0])
+            length, times = timed.given
             fixed, long = float(times.min()), length >= LEAST_PROMPT
             rest = np.maximum(0.0, times - np.maximum(fixed, self._module_products(layer, length)))[long]
             pair_counts = np.array([[pairs(0, int(n), reach), pairs(0, int(n))] for n in length[long]])
@@ -228,7 +236,7 @@ class ModelKernels:
             sums += count * np.array([fixed, solution[0], solution[1] if kind == "csa" else 0.0, solution[-1]])
         fixed, token_s, near_s, scored_s = sums.tolist()
         # timed prompts are too short to show what is read of all tokens: no faster than the arithmetic, in 8 bits
-        whole = s.attention_flops_per_pair - s.bounded_flops_per_pair
+        whole = s.attention_flops_per_pair - s.cached_token(bounded=True)[1]
         least = whole / (2 * FLOPS_SHARE * self.tables.gpu.flops_per_s)
         near_s, scored_s = (near_s, max(scored_s, least)) if s.kv_bytes_per_token else (0.0, 0.0)
         pair_s = max(LEAST_S, near_s + scored_s)
@@ -244,31 +252,32 @@ class ModelKernels:
             return self._compressed_prefill(s.compressed)[:3]
         if s.sparse is not None:
             return self._sparse_prefill(s.sparse)
-        if s.latent is not None and not self.tables.kinds("latent-prefill"):
-            return self._formula_prefill()
         if s.latent is not None:
-            fixed, pair_s = self.tables.latent_prefill(s.heads, self.cache)
+            if (latent := self.tables.latent_attention("prefill", s.heads, self.cache)) is None:
+                return self._formula_prefill()
+            fixed, pair_s = latent.per_pair()
             return s.caching_layers * fixed, s.caching_layers * pair_s, None
-        fixed, pair_s = self.tables.prefill(s.heads, s.kv_heads, self._head_dim(s.head_dim), self.cache)
+        fixed, pair_s = self._plain("prefill").per_pair()
         fixed, pair_s = s.caching_layers * fixed, s.attending_layers * pair_s
         if (window := s.window) is None:
             return fixed, pair_s, None
-        within = pair_s + window.layers * self.tables.prefill(*self._windowed(window), self.cache)[1]
+        more_s = self.tables.attention("prefill", *self._heads(window), self.cache).per_pair()[1]
+        within = pair_s + window.layers * more_s
         return fixed, within, pair_s / within
 
     def _formula_prefill(self) -> tuple[float, float, None]:
-        prices = self._transferred()
-        return 0.0, self.spec.attention_flops_per_pair / (prices.flops * prices.c.prompt_compute), None
+        flops = self.formula.flops * self.formula.c.prompt_compute
+        return 0.0, self.spec.attention_flops_per_pair / flops, None
 
     def _sparse_prefill(self, sparse: Sparse) -> tuple[float, float, float | None]:
         """A time per pair within reach and one per pair scored, which fit the timed prompts best."""
         s = self.spec
-        timed = self.tables.sparse_prefill(self._sparse_kind, s.hidden, s.heads, self.cache)
+        timed = self.tables.sparse_attention("prefill", self._sparse_kind, s.hidden, s.heads, self.cache)
         if timed is None:
             return self._formula_prefill()
-        length, times = timed
+        length, times = timed.given
         fixed, long = float(times.min()), length >= sparse.tokens
-        rest = np.maximum(0.0, times - np.maximum(fixed, self._timed_products("prefill", length)))[long]
+        rest = np.maximum(0.0, times - np.maximum(fixed, self._timed_products(timed, length)))[long]
         scored = np.array([pairs(0, int(n)) for n in length[long]])
         near = np.array([pairs(0, int(n), sparse.tokens) for n in length[long]])
         weight = 1 / times[long]
@@ -282,7 +291,7 @@ class ModelKernels:
         dense = s.attending_layers - sparse.layers
         beyond = sparse.scans * scored_s
         if dense:
-            beyond += dense * self.tables.prefill(s.heads, s.kv_heads, s.head_dim, self.cache)[1]
+            beyond += dense * self._plain("prefill").per_pair()[1]
         pair_s = sparse.layers * near_s + beyond
         return sparse.layers * fixed, float(pair_s), float(beyond / pair_s)
 
@@ -290,14 +299,10 @@ class ModelKernels:
     def _sparse_kind(self) -> str:
         return "dsa" if self.spec.latent is not None else "msa"
 
-    def _timed_products(self, phase: str, tokens: Floats) -> Floats:
-        """Return the products that were timed with a layer of sparse attention."""
-        s = self.spec
-        kind, index = (
-            self.tables.sparse_products(phase, self._sparse_kind, s.hidden, self.cache),
-            s.other_mixers()[-1][1],
-        )
-        return self._layer_products(kind, (*s.attention_products, *index), tokens)
+    def _timed_products(self, timed: TimedAttention, tokens: Floats) -> Floats:
+        """Return the products that were timed with a layer of sparse attention, in the type that they had there."""
+        products = (*self.spec.attention_products, *self.spec.other_mixers()[-1][1])
+        return self._layer_products(str(self.tables.arrays[f"{timed.name}/products"]), products, tokens)
 
     def _layer_products(self, kind: str, products: Products, tokens: Floats) -> Floats:
         total = np.zeros(tokens.shape)
@@ -312,8 +317,8 @@ class ModelKernels:
             return (), ((1, token_s), (2, 2 * token_s))
         if (state := self.spec.state) is None or not state.layers:
             return (), ()
-        prices, copies, tokens = self._transferred(), np.array([2.0, 4096.0]), np.array([1.0, 32768.0])
-        rows_s, scan_s = prices.states(copies), prices.scan(tokens)
+        copies, tokens = np.array([2.0, 4096.0]), np.array([1.0, 32768.0])
+        rows_s, scan_s = self.formula.states(copies), self.formula.scan(tokens)
         if (timed := self.tables.states("decode", state.kind, state.key_heads, state.value_heads)) is not None:
             copies, rows_s = 2 * timed[0], state.layers * timed[1]  # a row reads a state and writes one
             least = rows_s.min()
@@ -327,19 +332,15 @@ class ModelKernels:
 
     def widths(self) -> tuple[Floats, Floats]:
         """How many times as long several queries per row read the cache as one, and what they add to a forward."""
-        prices, at = self._transferred(), np.array(WIDTHS, float)
-        kv, width = np.maximum(LEAST_S, np.maximum.accumulate(prices.kv(at))), prices.width(at)
+        at = np.array(WIDTHS, float)
+        kv, width = np.maximum(LEAST_S, np.maximum.accumulate(self.formula.kv(at))), self.formula.width(at)
         return kv / kv[0], np.maximum(0.0, width - width[0])
 
-    def _transferred(self) -> Prices:
-        """The model's parts by pdvsim's own formula, for what the tables lack."""
-        transfer, card = shipped(), self.tables.gpu
-        return Prices(self.spec, transfer.ceilings(card), card.sms or transfer.sms, transfer)
-
     def reduces(self, tokens: Floats) -> Floats:
-        """Seconds of the all-reduces of all layers."""
+        """Seconds of the all-reduces of all layers; in MiniMax models also of norms, two 32-bit values per token."""
         s = self.spec
-        return s.all_reduces * self.tables.reduce_s(s.shards, tokens * s.hidden)
+        layers_s = s.all_reduces * self.tables.reduce_s(s.shards, tokens * s.hidden)
+        return layers_s + s.layers * self.tables.reduce_s(s.shards, 4 * tokens) if s.family == "minimax" else layers_s
 
     def exchange(self, tokens: Floats) -> Floats:
         """Sending the tokens of data-parallel ranks to the experts of all layers, and the results back."""

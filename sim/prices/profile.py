@@ -12,15 +12,14 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from functools import cache, lru_cache
 from importlib.resources import files
-from importlib.resources.abc import Traversable
 from itertools import accumulate
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, ClassVar
 
-from pdvsim.sim.limits import MAX_TOKENS, Range, Share, hints_of, ranges
+from pdvsim.sim.limits import MAX_TOKENS, Range, Share
 from pdvsim.sim.models.presets import MODELS, unquantised
 from pdvsim.sim.models.specs import GpuSpec, ModelSpec, Pair
-from pdvsim.sim.prices.cards import GPUS, gpu
+from pdvsim.sim.prices.cards import GPUS, check_figures, gpu, typed
 from pdvsim.sim.prices.collectives import BAR, with_collectives
 from pdvsim.sim.prices.costs import CostModel, LookupCosts, cost_model, widest_draft
 from pdvsim.sim.prices.forward import REQUIRED, TIME, ForwardSeconds, ForwardTerms, interpolate
@@ -104,6 +103,7 @@ class Profile:
     in_service: dict[str, Annotated[float, Range(0.2, 20)]] = field(default_factory=dict)
     # of an engine's own steps, not of its forwards one by one: nothing is known of concurrent lanes
     whole_steps: bool = False
+    sent_bar: ClassVar[float | None] = BAR  # the error bar of all-reduces; None: that of the other times holds them too
 
     def fit(self, spec: ModelSpec) -> ForwardTerms:
         """Cost terms of a model; a ValueError naming the known ones otherwise."""
@@ -130,11 +130,6 @@ class Profile:
         """Return how much of a pair's figures was measured."""
         draft, target = (self.measured.get(spec.name) for spec in (pair.draft, pair.target))
         return Reaches(draft, target, self.measured_together, widest_draft(pair.draft))
-
-    @property
-    def sent_bar(self) -> float | None:
-        """The error bar of all-reduces; None: that of the other times holds them too."""
-        return BAR
 
     @property
     def handover_s(self) -> float:
@@ -224,7 +219,9 @@ def _predicting(profile: Profile, pair: Pair) -> Profile:
     bar = max(profile.uncertainty.values(), default=shipped().bar(profile.gpu.measured))
     fits = {name: shipped().fit(spec, card) for name, spec in missing.items()}
     note = "" if profile.foundation.startswith("transferred") else f"; transferred: {', '.join(missing)}"
-    if any(spec.has_few_bits for spec in missing.values()):
+    items = [spec.layer_bytes for spec in missing.values()]
+    items += [spec.experts.weight_bytes for spec in missing.values() if spec.experts is not None]
+    if any(item is not None and item < 1 for item in items):
         note += "; weights of 4 bits by their bytes alone, with an error of at least the range"
     if any(spec.state or spec.sparse or spec.compressed for spec in missing.values()):
         note += "; states and sparse attention by their bytes and arithmetic, assumed"
@@ -296,48 +293,33 @@ def _load(path: str, state: tuple[int, ...]) -> Profile:
     version = data.get("schema_version")
     if type(version) is not int or version != SCHEMA:
         raise ValueError(f"profile {path}: schema_version is {quoted(version)}, this version reads {SCHEMA}")
-    from pydantic import TypeAdapter, ValidationError  # a quarter of the start-up time, and only files need it
-
-    try:
-        profile = TypeAdapter(Profile).validate_json(text, strict=True)
-    except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(str(part) for part in first["loc"])
-        raise ValueError(f"profile {path}: {where}: {first['msg']}") from None
-    _check(path, "", data, Profile)
+    profile = typed(f"profile {path}: ", text, Profile)
+    _check(f"profile {path}: ", data, Profile)
     for name, kind in PARTS.items():
         if data.get(name) is not None:
-            _check(path, f"{name}.", data[name], kind)
+            _check(f"profile {path}: {name}.", data[name], kind)
     for name, figures in data["models"].items():
-        _check(path, f"models.{name}.", figures, ForwardTerms)
+        _check(f"profile {path}: models.{name}.", figures, ForwardTerms)
         if missing := next((figure for figure in REQUIRED if figure not in figures), ""):
             raise ValueError(f"profile {path}: models.{name}.{missing}: Field required")
         if not figures.get("layer_knots") and not any(figures[part] for part in REQUIRED[:3]):
             raise ValueError(f"profile {path}: models.{name}.weights_s: a forward would take no time")
     for name, sizes in data.get("measured", {}).items():
-        _check(path, f"measured.{name}.", sizes, Reach)
+        _check(f"profile {path}: measured.{name}.", sizes, Reach)
     return profile
 
 
-def _check(path: str | Path, where: str, given: dict[str, Any], kind: type) -> None:
+def _check(where: str, given: dict[str, Any], kind: type) -> None:
     """Refuse unknown keys and figures that are no durations, rates or sizes."""
-    known = hints_of(kind)
-    for key in given:
-        if key not in known:
-            raise ValueError(f"profile {path}: {where}{key}: unknown key; known: {', '.join(sorted(known))}")
-    for name, value in sorted(given.items()):
-        many = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    for name, value in given.items():
         if name.endswith("_ratios"):
-            _check_tokens(f"profile {path}: {where}{name}", value)
-            many = value
-        figures = {f"{where}{name}.{key}": item for key, item in many} or {f"{where}{name}": value}
-        for place, figure in figures.items():
-            if (span := ranges(kind).get(name)) and isinstance(figure, (int, float)) and not span.holds(figure):
-                raise ValueError(f"profile {path}: {place}: must be {span}, got {quoted(figure)}")
+            _check_tokens(f"{where}{name}", value)
+    check_figures(where, given, kind)
+    for name, value in given.items():
         if name.endswith("_buckets") and value != sorted(set(value)):
-            raise ValueError(f"profile {path}: {where}{name}: needs increasing sizes")
+            raise ValueError(f"{where}{name}: needs increasing sizes")
         if name.endswith(KNOTS) and value:
-            _check_knots(f"profile {path}: {where}{name}", value)
+            _check_knots(f"{where}{name}", value)
 
 
 def _check_knots(where: str, knots: list[tuple[int, float]]) -> None:
@@ -371,19 +353,11 @@ def builtin(gpu_name: str) -> Profile:
 @cache
 def _shipped(gpu_name: str) -> Profile | None:
     """Read once for all runs of a process."""
-    file = shipped_profile(gpu_name)
-    if file is None:
+    file = files("pdvsim.sim.prices") / "data" / f"{gpu_name}.json"
+    if gpu_name not in GPUS or not file.is_file():
         return None
     data = json.loads(file.read_text(encoding="utf-8"))  # checked by the tests, so not at every start
     models = {name: ForwardTerms.read(figures) for name, figures in data.pop("models").items()}
     measured = {name: Reach(**sizes) for name, sizes in data.pop("measured", {}).items()}
     read = {k: PARTS[k](**v) if k in PARTS and v is not None else v for k, v in data.items()}
     return Profile(models=models, measured=measured, **read)
-
-
-def shipped_profile(gpu_name: str) -> Traversable | None:
-    """The file of a card's shipped profile."""
-    if gpu_name not in GPUS:
-        return None
-    path = files("pdvsim.sim.prices") / "data" / f"{gpu_name}.json"
-    return path if path.is_file() else None

@@ -105,7 +105,6 @@ class Outside:
         large = any(launches[name].max(initial=0) > limit for name, limit in self._together.items())
         for gpu in np.flatnonzero(np.bincount(launches["place"])).tolist() if large else ():
             here = np.flatnonzero(launches["place"] == gpu)
-            here = here[_overlapping(begin_s[here], end_s[here])]
             columns = {name: column[here] for name, column in launches.items()}
             over = {name: columns[name] > limit for name, limit in self._together.items()}
             beyond = np.logical_or.reduce(list(over.values()))
@@ -151,16 +150,6 @@ def _sizes(launches: Columns, widest: int) -> dict[str, Array]:
         "prompt_start": launches["prompt_start"],
         "tokens": rows * first + prompt,
     }
-
-
-def _overlapping(start_s: Array, end_s: Array) -> Array:
-    """Mask of the launches that do not run alone from start to end; it may include a few that do."""
-    order = np.argsort(start_s, kind="stable")
-    meets = start_s[order][1:] < np.maximum.accumulate(end_s[order])[:-1]  # one of those before it
-    overlapping = np.zeros(len(order), bool)
-    overlapping[order[1:]] = meets
-    overlapping[order[:-1]] |= meets
-    return overlapping
 
 
 def _shared_s(start_s: Array, end_s: Array, beyond: Array) -> Array:

@@ -23,12 +23,8 @@ KERNEL_S = 5e-6  # of a kernel that has next to nothing to do
 BANDWIDTH_SHARE, FLOPS_SHARE = 0.85, 0.75  # of the data sheet, which good kernels reach
 ITEM_BYTES = {"bfloat16": 2.0, "fp8": 1.0, "fp8_block": 1.0, "nvfp4": 0.5625, "w4a16_mxfp4": 0.53125,
               "w4a8_mxfp4_mxfp8": 0.53125, "int4_wo": 0.5625}  # fmt: skip
-RATE = {
-    "fp8": 2.0,
-    "fp8_block": 2.0,
-    "nvfp4": 4.0,
-    "w4a8_mxfp4_mxfp8": 2.0,
-}  # times the arithmetic of 16 bits, on cards that have such units
+# times the arithmetic of 16 bits, on cards that have such units
+RATE = {"fp8": 2.0, "fp8_block": 2.0, "nvfp4": 4.0, "w4a8_mxfp4_mxfp8": 2.0}
 CONTEXTS = (255, 16_383)  # cached tokens between which decode attention is read as a line
 
 

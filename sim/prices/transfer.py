@@ -20,7 +20,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import dataclass, fields, replace
 from functools import cache
 from importlib.resources import files
 from typing import Any
@@ -141,15 +141,14 @@ class Transfer:
 
     def fit(self, spec: ModelSpec, gpu: GpuSpec) -> ForwardTerms:
         """The model's forward times on the card."""
-        return forward_terms(Prices(spec, self.ceilings(gpu), gpu.sms or self.sms, self))
+        return Prices(spec, self.ceilings(gpu), gpu.sms or self.sms, self).terms()
 
     def bar(self, card_known: bool) -> float:
-        """Share by which 95% of forward times are slower or faster at most: of a new model, or also a new card."""
-        return self.with_card(0.0 if card_known else self.card_bar)
+        """Share by which 95% of forward times are slower or faster at most: of a new model, or also a new card.
 
-    def with_card(self, card_bar: float) -> float:
-        """The same where a card is known to be off by `card_bar`, a logarithm; errors of unlike origin add squared."""
-        return math.expm1(math.hypot(self.model_bar, card_bar))
+        Errors of unlike origin add squared.
+        """
+        return math.expm1(math.hypot(self.model_bar, 0.0 if card_known else self.card_bar))
 
     def widened(self, bar: float, spec: ModelSpec) -> float:
         """The bar of a model, where a dense one of 16 bits has `bar`; that of mixtures where its kind is assumed."""
@@ -209,10 +208,6 @@ class Prices:
         return np.asarray(
             fixed + _joined(reading, multiplying, c.sharpness) - reading + c.traffic * moved / self.bandwidth
         )
-
-    def fused(self, tokens: Floats) -> Floats:
-        """The product that fuses a head's inputs."""
-        return self.product(self.s.fused_inputs, self.s.hidden, tokens)
 
     def product(self, inputs: int, outputs: int, tokens: Floats) -> Floats:
         """Seconds of one matrix product, in the kernel that the engine takes for it."""
@@ -291,8 +286,37 @@ class Prices:
         multiplying = 4 * layers * queries * s.head_dim * self.sms / (self.flops * c.prompt_compute)
         return multiplying * (c.prompt_wide if wide else 1.0)
 
-    def mixed(self) -> float:
-        return self.s.caching_layers * self.c.mixed_s
+    def terms(self) -> ForwardTerms:
+        """The formula read at knots; more tokens are never faster."""
+        spec, c, engine, (reading, multiplying) = self.s, self.c, self.engine, self.head()
+        widths, tokens, states = np.array(WIDTHS, float), np.array(TOKENS, float), np.array(STATE_ENDS, float)
+        ranks, keeps, fuses = spec.data_ranks > 1, bool(spec.row_bytes), bool(spec.fused_inputs)
+
+        def rising(seconds: Floats) -> Knots:
+            return knots_at(TOKENS, np.maximum.accumulate(seconds))
+
+        return ForwardTerms(
+            layer_knots=rising(self.layers(tokens)),
+            expert_s=self.expert(),
+            head_weights_s=reading,
+            head_token_s=multiplying,
+            kv_knots=knots_at(WIDTHS, np.maximum.accumulate(self.kv(widths))),
+            width_knots=knots_at(WIDTHS, self.width(widths)),
+            row_s=self.row(),
+            prompt_sms=self.sms,
+            prompt_wave_s=self.prompt_wave(),
+            mixed_s=spec.caching_layers * c.mixed_s,
+            spread_knots=rising(self.experts(tokens)) if ranks else (),
+            exchange_knots=NO_EXCHANGE if ranks else (),
+            fused_knots=rising(self.product(spec.fused_inputs, spec.hidden, tokens)) if fuses else (),
+            state_knots=knots_at(STATE_ENDS, self.states(states)) if keeps else (),
+            scan_knots=knots_at(STATE_ENDS, self.scan(states)) if keeps else (),
+            draft_ratio=c.draft_ratio,
+            small_kernel_tokens=engine.small_tokens,
+            large_s=large_products_s(spec, engine.small_bytes, self.bandwidth),
+            row_buckets=engine.row_buckets,
+            chunk_buckets=engine.chunk_buckets,
+        )
 
     def _share(self, tokens: Floats) -> Floats:
         """Share of the arithmetic that a product of `tokens` tokens reaches."""
@@ -307,36 +331,6 @@ class Prices:
     def _even(self, tiles: Floats) -> Floats:
         """Return how evenly equal tiles fill the multiprocessors, up to 1."""
         return np.asarray(tiles / (np.ceil(tiles / self.sms) * self.sms))
-
-
-def forward_terms(prices: Prices) -> ForwardTerms:
-    """The formula read at knots; more tokens are never faster."""
-    spec, (reading, multiplying) = prices.s, prices.head()
-    widths, tokens = np.array(WIDTHS, float), np.array(TOKENS, float)
-    kv, engine, states = np.maximum.accumulate(prices.kv(widths)), prices.engine, np.array(STATE_ENDS, float)
-    ranks = spec.data_ranks > 1
-    return ForwardTerms(
-        layer_knots=knots_at(TOKENS, np.maximum.accumulate(prices.layers(tokens))),
-        expert_s=prices.expert(),
-        head_weights_s=reading,
-        head_token_s=multiplying,
-        kv_knots=knots_at(WIDTHS, kv),
-        width_knots=knots_at(WIDTHS, prices.width(widths)),
-        row_s=prices.row(),
-        prompt_sms=prices.sms,
-        prompt_wave_s=prices.prompt_wave(),
-        mixed_s=prices.mixed(),
-        spread_knots=knots_at(TOKENS, np.maximum.accumulate(prices.experts(tokens))) if ranks else (),
-        exchange_knots=NO_EXCHANGE if ranks else (),
-        fused_knots=knots_at(TOKENS, np.maximum.accumulate(prices.fused(tokens))) if spec.fused_inputs else (),
-        state_knots=knots_at(STATE_ENDS, prices.states(states)) if spec.row_bytes else (),
-        scan_knots=knots_at(STATE_ENDS, prices.scan(states)) if spec.row_bytes else (),
-        draft_ratio=prices.c.draft_ratio,
-        small_kernel_tokens=engine.small_tokens,
-        large_s=large_products_s(spec, engine.small_bytes, prices.bandwidth),
-        row_buckets=engine.row_buckets,
-        chunk_buckets=engine.chunk_buckets,
-    )
 
 
 def knots_at(at: Sequence[int], seconds: Floats) -> Knots:
@@ -361,13 +355,8 @@ def shipped() -> Transfer:
 
 
 def from_document(data: dict[str, Any]) -> Transfer:
-    """Return the fit that `document` wrote."""
+    """Return the fit whose fields are in a document, as `asdict` gives them."""
     learned = {**data["coefficients"], "compute": tuple(data["coefficients"]["compute"])}
     limits: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in data["engine"].items()}
     rest = {f.name: data[f.name] for f in fields(Transfer) if f.name not in ("coefficients", "engine")}
     return Transfer(coefficients=Coefficients(**learned), engine=EngineLimits(**limits), **rest)
-
-
-def document(transfer: Transfer) -> dict[str, Any]:
-    """The figures as JSON holds them."""
-    return asdict(transfer)

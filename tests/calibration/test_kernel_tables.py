@@ -89,11 +89,11 @@ def test_packed_tables_give_back_the_times(systems: Path) -> None:
             gpu("a100-80gb"), "bfloat16", tokens, np.full(3, float(outputs)), np.full(3, float(inputs))
         )
         assert tables.product("bfloat16", tokens, outputs, inputs) == pytest.approx(wanted, rel=2e-3)
-    rows, fixed, slopes = tables.decode(32, 8, 128, "bfloat16")
+    rows, fixed, slopes = tables.attention("decode", 32, 8, 128, "bfloat16").lines()
     assert rows.tolist() == [1, 8, 64]
     assert fixed == pytest.approx(10e-6, rel=0.02)
     assert slopes == pytest.approx(1e-9, rel=0.02)
-    once, pair_s = tables.prefill(32, 8, 128, "bfloat16")
+    once, pair_s = tables.attention("prefill", 32, 8, 128, "bfloat16").per_pair()
     assert once == pytest.approx(5e-6, rel=0.05)
     assert pair_s == pytest.approx(1e-12, rel=0.02)
     assert tables.reduce_s(2, np.array([8.0, 16.0])) == pytest.approx([8e-6, 16e-6], rel=2e-3)
@@ -127,5 +127,5 @@ def test_heads_that_were_timed_with_another_cache_alone() -> None:
         tables = read_tables(path, gpu(card))
         for head_dim in (64, 128, 160, 192, 256):
             for cache in ("bfloat16", "fp8"):
-                assert tables.decode(32, 8, head_dim, cache)[2].min() > 0, (engine, card)
-                assert min(tables.prefill(32, 8, head_dim, cache)) > 0, (engine, card)
+                assert tables.attention("decode", 32, 8, head_dim, cache).lines()[2].min() > 0, (engine, card)
+                assert min(tables.attention("prefill", 32, 8, head_dim, cache).per_pair()) > 0, (engine, card)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import numpy as np
@@ -24,7 +24,7 @@ from pdvsim.sim.prices.cards import GPUS
 from pdvsim.sim.prices.costs import CostModel
 from pdvsim.sim.prices.profile import builtin, roofline
 from pdvsim.sim.prices.profile import load as load_profile
-from pdvsim.sim.prices.transfer import document, from_document, shipped
+from pdvsim.sim.prices.transfer import from_document, shipped
 from pdvsim.sim.run import simulate
 from pdvsim.sim.trust import errors_of as real_errors
 from studies.efficiency import (
@@ -169,7 +169,7 @@ def test_nothing_beats_the_roofline(name: str) -> None:
 def test_the_shipped_figures_read_back() -> None:
     data = json.loads((SHIPPED / "transfer.json").read_text())
     assert from_document(data) == shipped()
-    assert json.loads(json.dumps(document(shipped()))) == data
+    assert json.loads(json.dumps(asdict(shipped()))) == data
     assert builtin("a100-80gb") == load_profile(SHIPPED / "a100-80gb.json")
 
 

@@ -17,7 +17,7 @@ from pdvsim.sim.models.specs import ModelSpec
 from pdvsim.sim.prices.cards import GPUS
 from pdvsim.sim.prices.costs import CostModel
 from pdvsim.sim.prices.forward import ForwardTerms
-from pdvsim.sim.prices.parts import ModelKernels
+from pdvsim.sim.prices.parts import LONGEST, ModelKernels
 
 H200 = GPUS["h200"]
 FLASH, PRO = PRESETS["deepseek-v4-flash"], PRESETS["deepseek-v4-pro"]
@@ -115,8 +115,9 @@ def test_attention_with_its_products_takes_as_long_as_the_timed_modules(engine: 
     products = zip(counts.values(), [layer for _, layer in own.compressors(spec.hidden)], strict=True)
     rows, fixed, slopes, *_ = parts.decode()
     ours = fixed + slopes * rows * 1024 + sum(n * parts._module_products(layer, rows) for n, layer in products)
-    lines = {kind: tables.compressed_decode(kind, spec.hidden, spec.heads, "fp8", None) for kind in counts}
     timed = np.zeros(rows.shape)
-    for kind, (at, base, slope) in ((kind, line) for kind, line in lines.items() if line is not None):
-        timed += counts[kind] * np.interp(rows, at, base + slope * at * 1024)
+    for kind, count in counts.items():
+        table = tables.sparse_attention("decode", kind, spec.hidden, spec.heads, "fp8")
+        at, base, slope = table._replace(scale=1.0).lines((64, LONGEST))  # type: ignore[union-attr]
+        timed += count * np.interp(rows, at, base + slope * at * 1024)
     assert np.median(np.abs(ours / timed - 1)) < 0.1

@@ -44,7 +44,7 @@ def test_parameters_are_the_makers(name: str, billions: float, active: float) ->
     assert spec.params / 1e9 == pytest.approx(billions, rel=0.01)
     heads = 1 if name.startswith("gpt-oss") else 2
     assert (spec.active_params + heads * spec.head_params) / 1e9 == pytest.approx(active, rel=0.02)
-    assert spec.layer_params == spec.common_params + spec.routes * spec.expert_params
+    assert spec.layer_params == spec.common_params + spec.experts.count * spec.expert_params
 
 
 def test_what_a_token_takes_of_the_cache() -> None:

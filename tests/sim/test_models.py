@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from configs import MIXED, SHAPE, config_file
 
-from pdvsim.sim.models.presets import PRESETS, from_config, model_or_config, pair
+from pdvsim.sim.models.presets import PRESETS, from_config, model, pair
 
 CSA, HCA = "compressed_sparse_attention", "heavily_compressed_attention"
 NANO = "MEMEM*EMEMEM*EMEMEM*EMEMEM*EMEMEM*EMEMEMEM*EMEMEMEME"
@@ -80,7 +80,7 @@ def test_a_published_configuration_is_read_as_it_is(name: str, tmp_path: Path) -
     family, sizes, billions = PUBLISHED[name]
     config = getattr(transformers, f"{family}Config")(**sizes)
     config.save_pretrained(tmp_path)
-    spec = model_or_config(str(tmp_path))
+    spec = model(str(tmp_path))
     with torch.device("meta"):
         theirs = transformers.AutoModelForCausalLM.from_config(config)
     matrices = {n: p.numel() for n, p in theirs.named_parameters() if p.dim() > 1 and not n.endswith(SMALL)}
@@ -217,15 +217,15 @@ def test_a_configuration_that_cannot_be_is_refused_in_one_line(
 def test_a_quantisation_in_a_file_of_its_own_is_refused(tmp_path: Path) -> None:
     """As NVIDIA publishes fp8 checkpoints: config.json alone says bfloat16."""
     config_file(tmp_path, torch_dtype="bfloat16")
-    assert model_or_config(str(tmp_path)).dtype_bytes == 2
+    assert model(str(tmp_path)).dtype_bytes == 2
     (tmp_path / "hf_quant_config.json").write_text('{"quantization": {"quant_algo": "FP8"}}')
     for name in (tmp_path, tmp_path / "config.json"):
         with pytest.raises(ValueError, match=r"quantised weights \(modelopt\)"):
-            model_or_config(str(name))
+            model(str(name))
 
 
 def test_a_sliding_window_counts_if_contexts_can_pass_it(tmp_path: Path) -> None:
     for window, longest, seen in ((None, 32768, None), (4096, 4096, None), (4096, 32768, 4096)):
         path = config_file(tmp_path, model_type="mistral", sliding_window=window, max_position_embeddings=longest)
-        spec = model_or_config(str(path))
+        spec = model(str(path))
         assert (spec.reach, spec.window and spec.window.layers) == (seen, 32 if seen else None)

@@ -146,8 +146,8 @@ def test_gpus_hold_the_experts_once() -> None:
     for gpus, ranks in ((1, 8), (2, 4), (8, 1)):
         both = [shard(whole, gpus, ranks, spread) for spread in (True, False)]
         for part in both:
-            held = gpus * ranks * part.resident_experts * part.expert_bytes
-            assert held == pytest.approx(whole.routes * whole.expert_bytes)
+            held = gpus * ranks * part.experts.resident * part.expert_bytes
+            assert held == pytest.approx(whole.experts.count * whole.expert_bytes)
             assert part.active_params == both[0].active_params
         assert both[0].weight_bytes == both[1].weight_bytes
     with pytest.raises(CannotShard, match="number of experts, 8, is no multiple"):
