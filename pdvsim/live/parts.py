@@ -14,7 +14,7 @@ from pdvsim.live.gauge import STRIP_S, LiveWindow
 from pdvsim.sim.core import KINDS
 from pdvsim.sim.policies import policy_of
 from pdvsim.sim.records import LANES, Array
-from pdvsim.view.charts import DASHES, Bar, Chart, Curve, Dash, histogram, log_edges
+from pdvsim.view.charts import DASHES, Bar, Chart, Curve, Dash, histogram
 from pdvsim.view.report import metric_table
 from pdvsim.view.style import KIND_COLOURS, LANE_COLOURS, arch_colour, better, name_of
 from pdvsim.view.table import cell
@@ -81,9 +81,7 @@ def parts(archs: Sequence[str], names: Sequence[str], levels_s: Mapping[str, flo
 
         def content(windows: Sequence[LiveWindow]) -> LiveContent:
             found = {name: (colour, w.latencies_ms[metric]) for (name, colour), w in zip(heads, windows, strict=True)}
-            edges_ms = log_edges([values for _, values in found.values()])
-            chart = histogram(metric, edges_ms, found, log_x=True, levels=levels, height=HEIGHT_PX)
-            return {"charts": [replace(chart, title="")]}
+            return {"charts": [histogram(metric, found, levels=levels, height=HEIGHT_PX, title="")]}
 
         return content
 

@@ -212,7 +212,7 @@ def test_no_lane_launch_or_step_looks_like_an_architecture_or_another() -> None:
 def test_a_picture_of_ones_own() -> None:
     results = made_up(("a:b", "c:d"))
     figure = custom_figure(results, Layout(y="mean_ttft_ms", column="pair"))
-    assert [axes.get_title(loc="left") for axes in figure.axes] == ["pair: a:b", "pair: c:d"]
+    assert [axes.get_title(loc="left") for axes in figure.axes] == ["pair a:b\nMean TTFT", "pair c:d\nMean TTFT"]
     over_metric = custom_figure(results, Layout(x="output_throughput", y="mean_ttft_ms", row="pair"))
     xs, ys = over_metric.axes[0].lines[0].get_data()
     mine = results.points.query("arch == 'pd' and pair == 'a:b'").groupby("load")[["output_throughput", "mean_ttft_ms"]]

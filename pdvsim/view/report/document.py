@@ -20,11 +20,11 @@ from pdvsim.bench.results import Results, label, records
 from pdvsim.bench.stats import Interval, interval, over_replications
 from pdvsim.sim.config import Scoring
 from pdvsim.sim.metrics.summary import latencies_s
-from pdvsim.view.charts import Chart, Entry, arch_curve, breakdown, histogram, log_edges, panel, timeline
+from pdvsim.view.charts import Chart, Entry, breakdown, curves_of, histogram, panel, timeline
 from pdvsim.view.comparison import most_outside
 from pdvsim.view.report import metric_table
-from pdvsim.view.report.series import BINS, over_time, parts_of
 from pdvsim.view.report.sheet import facts_html, flat
+from pdvsim.view.series import BINS, over_time, parts_of
 from pdvsim.view.setting import points_line
 from pdvsim.view.style import (
     LATENCY,
@@ -82,7 +82,7 @@ def build(results: Results, progress: OnRead = lambda done: None) -> dict[str, A
     levels = _levels(results)
     for number, (_, frame) in enumerate(settings):
         entries = [e | {"series": e["arch"]} for e in over_replications(frame)]
-        curves = [arch_curve(arch) for arch in results.archs]
+        curves = curves_of(entries)
         kinds = [[e for e in entries if e["load_kind"] == kind] for kind in dict.fromkeys(frame["load_kind"])]
         for metric in metrics:
             timed = LATENCY.fullmatch(metric)
@@ -279,7 +279,7 @@ def _histogram(rows: pd.DataFrame, metric: str, latencies: Latencies) -> Chart |
         runs = [latencies[i][metric] for i in mine.index if i in latencies]
         if any(map(len, runs)):
             found[str(arch)] = arch_colour(str(arch)), np.concatenate(runs) * 1e3
-    return histogram(metric, log_edges([ms for _, ms in found.values()]), found, log_x=True) if found else None
+    return histogram(metric, found) if found else None
 
 
 def _source(results: Results, number: int) -> tuple[str, str]:
