@@ -244,7 +244,7 @@ def test_a_page_changes_one_setting_and_refuses_what_cannot_be() -> None:
     for what, value in (("request_rate", 9.0), ("input_len", "10000000"), ("burstiness", 2.0)):
         show.execute(what, value)
         assert bool(show.refusal) == (what == "input_len")
-    assert show.pacer.session.knobs == replace(Knobs.of(BASE), request_rate=9.0, burstiness=2.0)
+    assert show.session.knobs == replace(Knobs.of(BASE), request_rate=9.0, burstiness=2.0)
     for what, value in (("request_rate", 1e9), ("window", "1 s"), ("__class__", None)):
         with pytest.raises((ValueError, LookupError)):
             show.execute(what, value)
