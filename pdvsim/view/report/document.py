@@ -91,7 +91,6 @@ def build(results: Results, progress: OnRead = lambda done: None) -> dict[str, A
             note = f"{MARKS[mark]} of each run, averaged over runs. " if mark not in ("", "mean") else ""
             part, key = ("latencies", (latency, mark)) if latency else ("rates", (metric,))
             parts[part].add((number, *key), frame, f"{note}Whiskers: 95% confidence.", charts)
-        rivals = _rivals(frame, metrics)
         for at in dict.fromkeys(map(_place, entries)):
             here = [e for e in entries if _place(e) == at]
             rows = frame[[_place(row) == at for _, row in frame.iterrows()]]
@@ -100,7 +99,7 @@ def build(results: Results, progress: OnRead = lambda done: None) -> dict[str, A
             if any(not grew(e["stability"]) for e in here) or str(number) not in calm:
                 calm[str(number)] = place[1]
             for against in results.archs:
-                parts["comparison"].add((*place, against), rows, NOTE, table=_table(here, metrics, rivals, against))
+                parts["comparison"].add((*place, against), rows, NOTE, table=_table(here, rows, metrics, against))
             for metric in TIMES:
                 if (chart := _histogram(rows, metric, latencies)) is not None:
                     parts["histogram"].add((*place, metric), rows, POOLED, [chart])
@@ -222,36 +221,16 @@ def _levels(results: Results) -> dict[str, list[float]]:
     return {metric: list(dict.fromkeys(every)) for metric, every in levels.items()}
 
 
-Where = tuple[str, str, str]  # architecture, kind of load, load
-
-
-def _rivals(frame: pd.DataFrame, metrics: Sequence[str]) -> dict[tuple[Where, str, str], Interval]:
-    """Relative paired differences by place, reference architecture and metric.
-
-    The same as `study.stats.paired_differences`, for all pairs of architectures.
-    """
-    differences: dict[tuple[Where, str, str], Interval] = {}
-    places = list(zip(frame["arch"], frame["load_kind"], map(load_text, frame["load"]), frame["seed"], strict=True))
-    for metric in (m for m in metrics if frame[m].dtype != object):
-        by_seed: dict[Where, dict[int, float]] = {}
-        for (arch, kind, load, seed), value in zip(places, frame[metric], strict=True):
-            by_seed.setdefault((arch, kind, load), {})[seed] = value
-        for (arch, kind, load), mine in by_seed.items():
-            for against in dict.fromkeys(frame["arch"]):
-                theirs = by_seed.get((against, kind, load), {})
-                if arch != against and theirs:
-                    relative = interval([mine[s] / theirs[s] - 1 for s in mine if theirs.get(s)])
-                    differences[(arch, kind, load), against, metric] = relative
-    return differences
-
-
-def _table(
-    here: Sequence[Entry], metrics: Sequence[str], rivals: Mapping[tuple[Where, str, str], Interval], against: str
-) -> dict[str, Any]:
-    """The metrics at one load, a column per architecture, with differences from `against`."""
+def _table(here: Sequence[Entry], rows: pd.DataFrame, metrics: Sequence[str], against: str) -> dict[str, Any]:
+    """The metrics at one load, a column per architecture, with differences from `against`, paired by seed."""
+    numbers = [m for m in metrics if rows[m].dtype != object]
+    by_seed = {arch: mine.set_index("seed")[numbers] for arch, mine in rows.groupby("arch", sort=False)}
+    rivals = {arch: mine / by_seed[against].replace(0, np.nan) - 1 for arch, mine in by_seed.items()
+              if arch != against and against in by_seed}  # fmt: skip
 
     def shown(metric: str, at: int) -> tuple[str, str, str]:
-        off = rivals.get(((here[at]["arch"], *_place(here[at])), against, metric))
+        rival = rivals.get(here[at]["arch"])
+        off = interval(rival[metric]) if rival is not None and metric in rival else None
         unsteady = grew(here[at]["stability"]) and "_ms" in metric
         return cell(here[at].get(metric)), *difference(off, better(metric), unsteady)
 
