@@ -116,15 +116,10 @@ def number_text(value: float, digits: int = 3) -> str:
     return f"{value:,.0f}" if 10 ** (digits - 1) <= abs(value) < 1e9 else f"{value:.{digits}g}"
 
 
-def lower_is_better(column: str) -> bool:
-    """Whether lower is better: true for times."""
-    return column.endswith("_ms")
-
-
 def better(column: str) -> int:
     """1 if more is better, -1 if less is, 0 if neither."""
     rates = column.endswith(("throughput", "goodput", "attainment", "acceptance_rate", "hit_rate"))
-    return 1 if rates else -1 if lower_is_better(column) or column == "in_system" else 0
+    return 1 if rates else -1 if column.endswith("_ms") or column == "in_system" else 0
 
 
 def grew(stability: object) -> bool:
