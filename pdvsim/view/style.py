@@ -35,28 +35,63 @@ STEP_COLOURS = dict(zip(STEPS, (MIST, MINT, RASPBERRY, LILAC, VIOLET, COCOA), st
 OWN_COLOURS, OWN_MARKERS = ("#333333", ROSE, YELLOW), "pHd"  # for custom architectures, by name
 
 AXIS_NAMES = {"concurrency": "Concurrent requests", "request_rate": "Request rate (req/s)", "trace": "Trace"}
-NAMES = {  # of metrics: title, unit and the factor that converts values to it
-    "output_throughput": ("Output throughput", "tok/s", 1.0),
-    "request_throughput": ("Request throughput", "req/s", 1.0),
-    "total_token_throughput": ("Total token throughput", "tok/s", 1.0),
-    "request_goodput": ("Request goodput", "req/s", 1.0),
-    "arrival_rate": ("Request arrivals", "req/s", 1.0),
-    "attainment": ("Requests within service levels", "%", 100.0),
-    "in_system": ("Requests in the system", "", 1.0),
-    "spec_decode_acceptance_rate": ("Drafted tokens accepted", "%", 1.0),
-    "spec_decode_judged_acceptance_rate": ("Judged tokens accepted", "%", 1.0),
-    "spec_decode_acceptance_length": ("Tokens per round", "tokens", 1.0),
-    "draft_length": ("Draft length", "", 1.0),
-    "prefix_cache_hit_rate": ("Prompt tokens cached", "%", 1.0),
-    "mean_num_cached_tokens": ("Cached tokens per request", "tokens", 1.0),
-    "mean_ttft_hit_ms": ("Mean TTFT of hits", "ms", 1.0),
-    "mean_ttft_miss_ms": ("Mean TTFT of misses", "ms", 1.0),
-    "kv_share": ("KV cache in use", "%", 100.0),
-    "kv_peak_shared_tokens": ("Most KV cache shared by requests", "tokens", 1.0),
-    "prefix_cache_evictions": ("Evicted blocks", "blocks", 1.0),
-    "gpu_s_per_conversation": ("GPU time per conversation", "s", 1.0),
-    "kinds_prefill_mean_tokens": ("Mean prefill", "tokens", 1.0),
+# Metrics of a run: names with units, as `vllm bench serve` prints those that it has, and decimals
+TOTALS = {
+    "completed": ("Successful requests", 0),
+    "failed": ("Failed requests", 0),
+    "max_concurrency": ("Maximum request concurrency", 0),
+    "request_rate": ("Request rate configured (RPS)", 2),
+    "duration": ("Benchmark duration (s)", 2),
+    "total_input_tokens": ("Total input tokens", 0),
+    "total_output_tokens": ("Total generated tokens", 0),
+    "request_throughput": ("Request throughput (req/s)", 2),
+    "request_goodput": ("Request goodput (req/s)", 2),
+    "output_throughput": ("Output token throughput (tok/s)", 2),
+    "max_output_tokens_per_s": ("Peak output token throughput (tok/s)", 2),
+    "max_concurrent_requests": ("Peak concurrent requests", 2),
+    "total_token_throughput": ("Total token throughput (tok/s)", 2),
 }
+SPECULATION = {
+    "spec_decode_acceptance_rate": ("Acceptance rate per drafted token (%)", 2),  # vLLM's
+    "spec_decode_judged_acceptance_rate": ("Acceptance rate per judged token (%)", 2),
+    "spec_decode_acceptance_length": ("Acceptance length", 2),
+    "spec_decode_num_drafts": ("Drafts", 0),
+    "spec_decode_draft_tokens": ("Draft tokens", 0),
+    "spec_decode_judged_tokens": ("Judged tokens", 0),
+    "spec_decode_accepted_tokens": ("Accepted tokens", 0),
+}
+PREFIXES = {
+    "prefix_cache_queries": ("Queried prompt tokens", 0),
+    "prefix_cache_hits": ("Cached prompt tokens", 0),
+    "prefix_cache_hit_rate": ("Prefix cache hit rate (%)", 2),
+    "mean_num_cached_tokens": ("Mean cached tokens of a request", 2),
+    "mean_ttft_hit_ms": ("Mean TTFT of hits (ms)", 2),
+    "mean_ttft_miss_ms": ("Mean TTFT of misses (ms)", 2),
+    "kv_gpu_hit_tokens": ("Cached tokens on the GPU", 0),
+    "kv_host_hit_tokens": ("Cached tokens fetched from host", 0),
+    "kv_ssd_hit_tokens": ("Cached tokens fetched from SSD", 0),
+    "kv_host_slower_tokens": ("On host, but faster to prefill", 0),
+    "kv_ssd_slower_tokens": ("On SSD, but faster to prefill", 0),
+    "kv_prefill_ms": ("Prefill of 1,000 tokens (ms)", 2),
+    "kv_host_fetch_ms": ("Fetch of 1,000 from host (ms)", 2),
+    "kv_ssd_fetch_ms": ("Fetch of 1,000 from SSD (ms)", 2),
+    "prefix_cache_evictions": ("Evicted blocks", 0),
+    "kv_peak_tokens": ("Peak KV tokens", 0),
+    "kv_peak_shared_tokens": ("Peak shared KV tokens", 0),
+    "conversations": ("Conversations", 0),
+    "gpu_s_per_conversation": ("GPU-seconds per conversation", 2),
+}
+PREEMPTION = {"preemptions": ("Preemptions", 0), "recomputed_tokens": ("Recomputed tokens", 0)}
+OTHERS = {
+    "arrival_rate": ("Request arrivals (req/s)", 2),
+    "attainment": ("Requests within service levels (%)", 2),
+    "in_system": ("Requests in the system", 0),
+    "draft_length": ("Draft length", 2),
+    "kv_share": ("KV cache in use (%)", 2),
+    "kinds_prefill_mean_tokens": ("Mean prefill (tokens)", 2),
+}
+METRICS = TOTALS | SPECULATION | PREFIXES | PREEMPTION | OTHERS
+SHARES = ("attainment", "kv_share")  # shown in percent
 LATENCY = re.compile(r"(mean|std|median|p[\d.]+)_(ttft|tpot|itl|e2el)_ms")
 LANE = re.compile(rf"lanes_({'|'.join(LANES)})_(utilisation|bandwidth_share|mean_queue_depth|queue)")
 LANE_NAMES = {
@@ -70,8 +105,9 @@ BATCH = re.compile(rf"kinds_({'|'.join(KINDS)})_mean_batch")
 
 def name_of(column: str) -> tuple[str, str, float]:
     """Title and unit of a column, and the factor that converts its values."""
-    if column in NAMES:
-        return NAMES[column]
+    if column in METRICS:
+        title, _, unit = METRICS[column][0].removesuffix(")").partition(" (")
+        return title, unit, 100.0 if column in SHARES else 1.0
     if match := LATENCY.fullmatch(column):
         statistic, metric = match.groups()
         return f"{statistic.capitalize()} {metric.upper()}", "ms", 1.0

@@ -140,10 +140,10 @@ def test_hits_in_the_prefix_cache_show() -> None:
     [window] = session.windows(10.0)
     count = (window.requests["finish_s"] >= 0).sum()
     assert window.metrics["prefix_cache_hit_rate"] == pytest.approx(100 * (count - 1) * 160 / (count * 240))
-    assert "Prompt tokens cached (%)" in rows([window])
+    assert "Prefix cache hit rate (%)" in rows([window])
     plain = Session(Setup(("colocated",), BASE))
     plain.advance(4.0)
-    assert "Prompt tokens cached (%)" not in rows(plain.windows(10.0))
+    assert "Prefix cache hit rate (%)" not in rows(plain.windows(10.0))
 
 
 TALKS = Traffic(

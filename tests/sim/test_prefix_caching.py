@@ -181,7 +181,7 @@ def test_a_run_reports_its_hits(detailed: bool) -> None:
     assert metrics["mean_num_cached_tokens"] == pytest.approx(38 * 128 / 40)
     assert metrics["mean_ttft_hit_ms"] < metrics["mean_ttft_miss_ms"]
     assert "Prefix Cache" in run.table()
-    assert "Hit rate (%):                            63.33" in run.table()
+    assert "Prefix cache hit rate (%):               63.33" in run.table()
     assert "Prefix Cache" not in pdvsim.run(**options, enable_prefix_caching=False).table()
 
 

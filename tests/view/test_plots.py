@@ -113,7 +113,7 @@ def test_the_error_bars_of_predicted_times_are_within_the_frame() -> None:
     for axes in sweep_figure(points).axes:
         highest = max((c.get_datalim(axes.transData).y1 for c in axes.collections if c.get_hatch()), default=0.0)
         assert axes.get_ylim()[1] > highest
-        assert bool(highest) is (axes.get_title(loc="left") in ("Output throughput", "Mean TPOT"))
+        assert bool(highest) is (axes.get_title(loc="left") in ("Output token throughput", "Mean TPOT"))
 
 
 @pytest.mark.parametrize(("stability", "marked"), [("stable", False), ("overloaded", True), ("inconclusive", False)])
@@ -142,8 +142,8 @@ def test_settings_in_one_picture_have_panels_of_their_own() -> None:
     results = made_up(("a:b", "c:d"))
     figure = sweep_figure(results.points)
     assert [axes.get_title(loc="left") for axes in figure.axes[:2]] == [
-        "pair a:b\nOutput throughput",
-        "pair c:d\nOutput throughput",
+        "pair a:b\nOutput token throughput",
+        "pair c:d\nOutput token throughput",
     ]
     for axes in figure.axes:
         lines = [line for line in axes.lines if line.get_linestyle() == "-"]
