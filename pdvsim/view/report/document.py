@@ -101,8 +101,15 @@ def build(results: Results, progress: OnRead = lambda done: None) -> dict[str, A
             for against in results.archs:
                 parts["comparison"].add((*place, against), rows, NOTE, table=_table(here, rows, metrics, against))
             for metric in TIMES:
-                if (chart := _histogram(rows, metric, latencies)) is not None:
-                    parts["histogram"].add((*place, metric), rows, POOLED, [chart])
+                runs = {str(arch): [latencies[i][metric] for i in mine.index if i in latencies]
+                        for arch, mine in rows.groupby("arch", sort=False)}  # fmt: skip
+                ms = {
+                    arch: (arch_colour(arch), np.concatenate(of) * 1e3)
+                    for arch, of in runs.items()
+                    if any(map(len, of))
+                }
+                if ms:
+                    parts["histogram"].add((*place, metric), rows, POOLED, [histogram(metric, ms)])
             parts["breakdown"].add(place, rows, "Means over replications.", [breakdown(here)])
             for arch, mine in rows.groupby("arch", sort=False) if series else ():
                 shown = next((series[index] for index in mine.index if index in series), None)
@@ -249,16 +256,6 @@ def difference(relative: Interval | None, sign: int, unsteady: bool) -> tuple[st
     text += "" if far or "±" in text else "%"
     sure = relative.n > 1 and abs(relative.mean) > relative.half_width and not unsteady
     return text, "unsure" if not sure else "" if not sign else "better" if sign * relative.mean > 0 else "worse"
-
-
-def _histogram(rows: pd.DataFrame, metric: str, latencies: Latencies) -> Chart | None:
-    """The latencies of all replications at a load, on a logarithmic axis."""
-    found = {}
-    for arch, mine in rows.groupby("arch", sort=False):
-        runs = [latencies[i][metric] for i in mine.index if i in latencies]
-        if any(map(len, runs)):
-            found[str(arch)] = arch_colour(str(arch)), np.concatenate(runs) * 1e3
-    return histogram(metric, found) if found else None
 
 
 def _source(results: Results, number: int) -> tuple[str, str]:
