@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from pdvsim.bench.sweep import flatten
 from pdvsim.common.version import __version__
+from pdvsim.view.figure import chart_figure
 from pdvsim.view.setting import acceptance_source, is_assumed, seeds_text, setting_line
 
 if TYPE_CHECKING:
@@ -85,7 +86,6 @@ class Run:
     def figure(self) -> Figure:
         """Plot of latencies, requests over time and the mean time of a request by step."""
         from pdvsim.view.charts import run_charts
-        from pdvsim.view.figure import chart_figure
 
         charts = run_charts(self.result, self.metrics)
         return chart_figure([charts[:2], charts[2:]], self.setting, inches=(4.5, 2.8))
