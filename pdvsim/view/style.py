@@ -90,32 +90,31 @@ OTHERS = {
     "kv_share": ("KV cache in use (%)", 2),
     "kinds_prefill_mean_tokens": ("Mean prefill (tokens)", 2),
 }
-METRICS = TOTALS | SPECULATION | PREFIXES | PREEMPTION | OTHERS
-SHARES = ("attainment", "kv_share")  # shown in percent
-LATENCY = re.compile(r"(mean|std|median|p[\d.]+)_(ttft|tpot|itl|e2el)_ms")
-LANE = re.compile(rf"lanes_({'|'.join(LANES)})_(utilisation|bandwidth_share|mean_queue_depth|queue)")
-LANE_NAMES = {
-    "utilisation": ("busy", "%", 100.0),
-    "bandwidth_share": ("share of copy bandwidth", "%", 100.0),
-    "mean_queue_depth": ("queue", "requests", 1.0),
-    "queue": ("queue now", "requests", 1.0),
+LANE_METRICS = {
+    "utilisation": "busy (%)",
+    "bandwidth_share": "share of copy bandwidth (%)",
+    "mean_queue_depth": "queue (requests)",
+    "queue": "queue now (requests)",
 }
-BATCH = re.compile(rf"kinds_({'|'.join(KINDS)})_mean_batch")
+METRICS: dict[str, tuple[str, int]] = {
+    **(TOTALS | SPECULATION | PREFIXES | PREEMPTION | OTHERS),
+    **{f"kinds_{kind}_mean_batch": (f"Mean {kind} batch (rows)", 2) for kind in KINDS},
+    **{
+        f"lanes_{n}_{key}": (f"{n.capitalize()} lane: {words}", 2) for n in LANES for key, words in LANE_METRICS.items()
+    },
+}
+SHARES = ("attainment", "kv_share", "utilisation", "bandwidth_share")  # ends of those that are shown in percent
+LATENCY = re.compile(r"(mean|std|median|p[\d.]+)_(ttft|tpot|itl|e2el)_ms")
 
 
 def name_of(column: str) -> tuple[str, str, float]:
     """Title and unit of a column, and the factor that converts its values."""
     if column in METRICS:
         title, _, unit = METRICS[column][0].removesuffix(")").partition(" (")
-        return title, unit, 100.0 if column in SHARES else 1.0
+        return title, unit, 100.0 if column.endswith(SHARES) else 1.0
     if match := LATENCY.fullmatch(column):
         statistic, metric = match.groups()
         return f"{statistic.capitalize()} {metric.upper()}", "ms", 1.0
-    if match := LANE.fullmatch(column):
-        words, unit, scale = LANE_NAMES[match[2]]
-        return f"{match[1].capitalize()} lane: {words}", unit, scale
-    if match := BATCH.fullmatch(column):
-        return f"Mean {match[1]} batch", "rows", 1.0
     words = column.replace("_ms", "").replace("_", " ")
     return words[:1].upper() + words[1:], "ms" if "_ms" in column else "", 1.0
 
