@@ -30,12 +30,15 @@ def setting_line(config: Settings, load: str, seeds: str, **given: str | None) -
 
     Given parts replace them, unless they are None, and an empty part is omitted.
     """
+    server, hardware, traffic, acceptance = (
+        config.get(group, {}) for group in ("server", "hardware", "traffic", "acceptance")
+    )
     parts = {
-        "pair": config["server"].get("pair", "?"),
-        "card": config["hardware"].get("gpu", "?"),
-        "data": lengths_text(config["traffic"]),
-        "drafts": drafts_of(config["server"]),
-        "acceptance": f"acceptance {acceptance_of(config['acceptance'])}",
+        "pair": server.get("pair", "?"),
+        "card": hardware.get("gpu", "?"),
+        "data": lengths_text(traffic),
+        "drafts": drafts_of(server),
+        "acceptance": f"acceptance {acceptance_of(acceptance)}",
     } | {name: text for name, text in given.items() if text is not None}
     return ", ".join(filter(None, [f"{parts.pop('pair')} on {parts.pop('card')}", *parts.values(), load, seeds])) + "."
 
