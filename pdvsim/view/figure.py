@@ -144,10 +144,10 @@ def _curve(axes: Axes, trace: Curve, x: Any, whiskers: bool) -> None:
     import numpy as np
 
     y, colour = np.asarray(trace.y, float), trace.colour
-    drawn, step = ("steps-post", "post") if trace.step else ("default", None)
+    drawn = "steps-post" if trace.step else "default"
     axes.plot(x, y, linestyle=trace.dash, color=colour, linewidth=2, drawstyle=drawn)
     if trace.fill:
-        axes.fill_between(x, y, color=colour, alpha=0.4, linewidth=0, step=step)
+        axes.fill_between(x, y, color=colour, alpha=0.4, linewidth=0, step="post" if trace.step else None)
     if len(trace.half) and whiskers:
         axes.errorbar(x, y, trace.half, fmt="none", ecolor=colour, elinewidth=1.2, capsize=2.5, alpha=0.7)
     elif len(trace.half):
@@ -157,7 +157,11 @@ def _curve(axes: Axes, trace: Curve, x: Any, whiskers: bool) -> None:
         axes.fill_between(x, trace.low, trace.high, alpha=0.35, linewidth=0.5, **style)
     for hollow in (False, True) if len(trace.hollow) else ():
         at = np.asarray(trace.hollow, bool) == hollow
-        shape = {"marker": trace.marker, "markersize": trace.size, "markerfacecolor": "white" if hollow else colour}
+        shape: dict[str, Any] = {
+            "marker": trace.marker,
+            "markersize": trace.size,
+            "markerfacecolor": "white" if hollow else colour,
+        }
         axes.plot(x[at], y[at], color=colour, linestyle="none", markeredgewidth=1.6, **shape)
 
 
