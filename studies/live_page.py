@@ -68,12 +68,12 @@ def watch(url: str, show: Dashboard, figures: dict[str, float]) -> None:
         page.wait_for_timeout(5000)
         strip = "document.querySelector('#strip .body div'), {childList: true}"
         page.evaluate(f"() => {{ window.n = 0; new MutationObserver(() => window.n++).observe({strip}) }}")
-        began, costs, at_s = time.monotonic(), costs_s(), show.pacer.session.now_s
+        began, costs, at_s = time.monotonic(), costs_s(), show.session.now_s
         inside = []
         for _ in range(int(SECONDS)):
             page.wait_for_timeout(1000)
-            inside.append(show.pacer.session.stations[0].in_system)
-        passed_s, later, went_s = time.monotonic() - began, costs_s(), show.pacer.session.now_s - at_s
+            inside.append(show.session.stations[0].in_system)
+        passed_s, later, went_s = time.monotonic() - began, costs_s(), show.session.now_s - at_s
         figures["updates/s in the browser"] = page.evaluate("() => window.n") / passed_s
         figures["speed"] = went_s / passed_s
         figures["speed for a core"] = went_s / (later["session and server"] - costs["session and server"])

@@ -42,7 +42,7 @@ def test_a_sweep_is_a_frame_that_shows_its_summary_and_draws_itself() -> None:
     assert "profile h200-measured" in shown
     assert points._repr_html_().count("<tr>") == 1 + 4
     figure = points.plot()
-    assert "Output throughput" in [axes.get_title(loc="left") for axes in figure.axes]
+    assert "Output token throughput" in [axes.get_title(loc="left") for axes in figure.axes]
     assert "acceptance 0.6 (assumed), 1 to 4" in figure.get_supxlabel().replace("\n", " ")
     assert points.plot.scatter("load", "mean_ttft_ms").get_xlabel() == "load"  # pandas' own
     again = pd.read_csv(io.StringIO(points.to_csv(index=False)))

@@ -21,7 +21,7 @@ from pdvsim.sim.metrics.launches import LaunchTotals, rate
 from pdvsim.sim.metrics.summary import in_time, times_of
 from pdvsim.sim.prices.reach import Reaches
 from pdvsim.sim.records import Array, Columns, Log, Reader, request_columns, rows_of
-from pdvsim.view.report.series import Floats, over_time, present
+from pdvsim.view.series import Floats, over_time, present
 
 KEPT_S = 120.0
 STRIP_S = 0.2  # the latest launches

@@ -6,6 +6,7 @@ import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -14,7 +15,7 @@ from pdvsim.live.gauge import STRIP_S, LiveWindow
 from pdvsim.sim.core import KINDS
 from pdvsim.sim.policies import policy_of
 from pdvsim.sim.records import LANES, Array
-from pdvsim.view.charts import DASHES, Bar, Chart, Curve, Dash, histogram, log_edges
+from pdvsim.view.charts import DASHES, Bar, Chart, Curve, Dash, histogram
 from pdvsim.view.report import metric_table
 from pdvsim.view.style import KIND_COLOURS, LANE_COLOURS, arch_colour, better, name_of
 from pdvsim.view.table import cell
@@ -53,6 +54,7 @@ def parts(archs: Sequence[str], names: Sequence[str], levels_s: Mapping[str, flo
     dashes: list[Dash] = ["-" if len(set(colours)) == len(colours) else DASHES[at] for at in range(len(archs))]
     lanes = [policy_of(arch).lane_names() for arch in archs]
     drafting = [policy_of(arch).speculates for arch in archs]
+    curves = [Curve(*head, dash=dash) for head, dash in zip(heads, dashes, strict=True)]
 
     def compared(windows: Sequence[LiveWindow]) -> LiveContent:
         note = "Small: difference from the first, green if better." if len(names) > 1 else ""
@@ -62,48 +64,33 @@ def parts(archs: Sequence[str], names: Sequence[str], levels_s: Mapping[str, flo
         rows = {(at, lane): f"{names[at]} {lane}" for at, own in enumerate(lanes) for lane in own}
         bars = [bar for at, window in enumerate(windows) for bar in _launches(window, at, [*rows])]
         key = [(kind, KIND_COLOURS[kind]) for kind in KINDS]
-        chart = Chart(x="ms from now", rows=[*rows.values()], bars=bars, key=key, range=(-1e3 * STRIP_S, 0.0))
-        return {"charts": [chart]}
+        return {
+            "charts": [Chart(x="ms from now", rows=[*rows.values()], bars=bars, key=key, range=(-1e3 * STRIP_S, 0.0))]
+        }
 
-    def over_time(column: str) -> Callable[[Sequence[LiveWindow]], LiveContent]:
-        curves = [Curve(*head, dash=dash) for head, dash in zip(heads, dashes, strict=True)]
+    def over_time(column: str, windows: Sequence[LiveWindow]) -> LiveContent:
         shown = [at for at in range(len(archs)) if drafting[at] or column not in ("draft_length", "acceptance")]
-        share = column == "acceptance"
+        series = {at: windows[at].series for at in shown}
+        lines = [(curves[at], mine["edges_s"], mine[column]) for at, mine in series.items()]
+        return _lines(lines, column == "acceptance")
 
-        def content(windows: Sequence[LiveWindow]) -> LiveContent:
-            series = {at: windows[at].series for at in shown}
-            return _lines([(curves[at], mine["edges_s"], mine[column]) for at, mine in series.items()], share)
-
-        return content
-
-    def spread(metric: str) -> Callable[[Sequence[LiveWindow]], LiveContent]:
+    def spread(metric: str, windows: Sequence[LiveWindow]) -> LiveContent:
         levels = [1e3 * levels_s[metric]] if metric in levels_s else []
+        ms = {name: (colour, w.latencies_ms[metric]) for (name, colour), w in zip(heads, windows, strict=True)}
+        return {"charts": [histogram(metric, ms, levels=levels, height=HEIGHT_PX, title="")]}
 
-        def content(windows: Sequence[LiveWindow]) -> LiveContent:
-            found = {name: (colour, w.latencies_ms[metric]) for (name, colour), w in zip(heads, windows, strict=True)}
-            edges_ms = log_edges([values for _, values in found.values()])
-            chart = histogram(metric, edges_ms, found, log_x=True, levels=levels, height=HEIGHT_PX)
-            return {"charts": [replace(chart, title="")]}
-
-        return content
-
-    def queues(at: int) -> Callable[[Sequence[LiveWindow]], LiveContent]:
-        curves = {lane: Curve(lane, LANE_COLOURS[lane]) for lane in lanes[at]}
-
-        def content(windows: Sequence[LiveWindow]) -> LiveContent:
-            series = windows[at].series
-            return _lines([(c, series["edges_s"], series["queue"].get(lane, ())) for lane, c in curves.items()])
-
-        return content
+    def queues(at: int, windows: Sequence[LiveWindow]) -> LiveContent:
+        series, own = windows[at].series, [Curve(lane, LANE_COLOURS[lane]) for lane in lanes[at]]
+        return _lines([(curve, series["edges_s"], series["queue"].get(curve.name, ())) for curve in own])
 
     of = {"itl": "share of chunks"}
     return [
         LivePart("strip", f"The last {1e3 * STRIP_S:.0f} ms", "wide", 1, strip),
         LivePart("table", "Metrics of the window", "table", 3, compared),
-        *(LivePart(column, title, "", 4, over_time(column)) for column, title in SERIES.items()),
-        *(LivePart(metric, f"{metric.upper()}: {of.get(metric, 'share of requests')}", "", 8, spread(metric))
+        *(LivePart(column, title, "", 4, partial(over_time, column)) for column, title in SERIES.items()),
+        *(LivePart(metric, f"{metric.upper()}: {of.get(metric, 'share of requests')}", "", 8, partial(spread, metric))
           for metric in ("ttft", "tpot", "itl", "e2el")),
-        *(LivePart(f"queues-{at}", f"{name}: queues", "", 8, queues(at)) for at, name in enumerate(names)),
+        *(LivePart(f"queues-{at}", f"{name}: queues", "", 8, partial(queues, at)) for at, name in enumerate(names)),
     ]  # fmt: skip
 
 

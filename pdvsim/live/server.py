@@ -6,23 +6,22 @@ draw gets fewer messages. It imports only tornado, so that a port can be tested 
 
 from __future__ import annotations
 
+import asyncio
 import errno
 import json
 import logging
 import os
+import re
 import secrets
 import signal
 import socket
 from collections.abc import Callable
-from ipaddress import ip_address
+from contextlib import suppress
 from time import monotonic
-from types import FrameType
-from typing import TYPE_CHECKING, Any
-from urllib.parse import urlencode, urlsplit
+from typing import TYPE_CHECKING
+from urllib.parse import urlencode
 
 from tornado.httpserver import HTTPServer
-from tornado.httputil import HTTPServerRequest
-from tornado.ioloop import IOLoop
 from tornado.netutil import bind_sockets
 from tornado.web import Application, ErrorHandler, RequestHandler
 from tornado.websocket import WebSocketClosedError, WebSocketHandler
@@ -31,6 +30,7 @@ if TYPE_CHECKING:
     from pdvsim.live.page import Dashboard
 
 LOOPBACK, EVERY_ADDRESS = "127.0.0.1", ("0.0.0.0", "::")
+ANY_ADDRESS = r"[\d.]+|\[[\da-f:.]+\]"  # which DNS rebinding cannot use
 COOKIE = "pdvsim-live"
 UPDATE_S = 0.15
 BUSY_S = 0.12  # of an update that the session may take; more if the page takes half as much
@@ -39,42 +39,19 @@ PING_S = 10.0
 COMMAND_BYTES = 1 << 14
 
 
-class _Site(Application):
-    """Answers only requests for its own names; another name means another site's page (DNS rebinding)."""
-
-    def __init__(self, names: set[str], any_address: bool, token: str | None, show: Dashboard) -> None:
-        self.names, self.any_address, self.token, self.show = names, any_address, token, show
-        self.page, self.viewers = show.html(), set[_Viewer]()
-        super().__init__(
-            [(r"/", _Page), (r"/ws", _Viewer)],
-            websocket_ping_interval=PING_S, websocket_max_message_size=COMMAND_BYTES, log_function=lambda handler: None,
-        )  # fmt: skip
-
-    def find_handler(self, request: HTTPServerRequest, **more: Any) -> Any:
-        if not self._is_ours(request.host):
-            return self.get_handler_delegate(request, ErrorHandler, {"status_code": 403})
-        return super().find_handler(request, **more)
-
-    def _is_ours(self, host: str) -> bool:
-        try:
-            name = urlsplit(f"//{host}").hostname or ""
-        except ValueError:
-            return False
-        return name in self.names or (self.any_address and _is_address(name))
-
-
 class _Guarded(RequestHandler):
     """Requires the token, if there is one: in the address the first time, then in a cookie."""
 
-    application: _Site
+    def initialize(self, show: Dashboard, token: str | None, page: str, viewers: set[_Viewer]) -> None:
+        """`viewers` are the browsers that get updates; a page is made once for all."""
+        self.show, self.token, self.page, self.viewers = show, token, page, viewers
 
     def prepare(self) -> None:
-        token = self.application.token
         asked, cookie = self.get_query_argument("token", None), self.get_cookie(COOKIE)
-        if token is None:
+        if self.token is None:
             return
         for given in (asked, cookie):
-            if given is not None and secrets.compare_digest(given.encode(), token.encode()):
+            if given is not None and secrets.compare_digest(given.encode(), self.token.encode()):
                 if given is not cookie:
                     self.set_cookie(COOKIE, given, httponly=True, samesite="Strict")
                 return
@@ -83,7 +60,7 @@ class _Guarded(RequestHandler):
 
 class _Page(_Guarded):
     def get(self) -> None:
-        self.write(self.application.page)
+        self.write(self.page)
 
 
 class _Viewer(_Guarded, WebSocketHandler):
@@ -92,11 +69,11 @@ class _Viewer(_Guarded, WebSocketHandler):
     sent, known, drawn = 0, -1, True
 
     def open(self, *args: str, **more: str) -> None:
-        self.application.viewers.add(self)
+        self.viewers.add(self)
         self.send_update()
 
     def on_close(self) -> None:
-        self.application.viewers.discard(self)
+        self.viewers.discard(self)
 
     def on_message(self, message: str | bytes) -> None:
         try:
@@ -104,16 +81,15 @@ class _Viewer(_Guarded, WebSocketHandler):
             if what == "drawn":
                 self.drawn = int(value) == self.sent
             else:
-                self.application.show.execute(what, value)
+                self.show.execute(what, value)
         except (ValueError, TypeError, LookupError, OverflowError, RecursionError):
             self.close(1008, "not a command")
 
     def send_update(self) -> None:
         """Send the latest update, unless an earlier one is not drawn yet; changed controls are sent immediately."""
-        show = self.application.show
-        if not self.drawn and self.known == show.controls:
+        if not self.drawn and self.known == self.show.changes:
             return
-        text, self.known, self.drawn = show.message(self.sent, self.known), show.controls, False
+        text, self.known, self.drawn = self.show.message(self.sent, self.known), self.show.changes, False
         self.sent += 1
         try:
             self.write_message(text).add_done_callback(lambda written: written.exception())
@@ -132,12 +108,13 @@ class PageServer:
             raise _no_port(error, address, port) from None
         bound = {str(one.getsockname()[0]) for one in self._sockets}
         self.port = int(self._sockets[0].getsockname()[1])
-        self._everywhere = bool(bound & {*EVERY_ADDRESS})
-        shown = socket.gethostname() if self._everywhere else address
-        self._names = {name.lower() for name in (address, shown, "localhost", LOOPBACK, *bound)}
+        everywhere = bool(bound & {*EVERY_ADDRESS})
+        shown = _host(socket.gethostname() if everywhere else address)
+        names = {_host(name.lower()) for name in (address, shown, "localhost", LOOPBACK, *bound)}
+        self._names = "|".join([*map(re.escape, names), *([ANY_ADDRESS] if everywhere else [])])
         self.token = (token or secrets.token_urlsafe(24)) if token or address != LOOPBACK else None
         query = f"?{urlencode({'token': self.token})}" if self.token else ""
-        self.url = f"http://{f'[{shown}]' if ':' in shown else shown}:{self.port}/{query}"
+        self.url = f"http://{shown}:{self.port}/{query}"
 
     def close(self) -> None:
         """Release the port."""
@@ -145,46 +122,49 @@ class PageServer:
             one.close()
 
     def run(self, show: Dashboard, ready: Callable[[], object] = lambda: None) -> None:
-        """Serve until Ctrl-C or a stop request; `ready` is called when the page can be opened."""
+        """Serve until Ctrl-C or a stop request; `ready` is called when the page can be opened.
+
+        The first one ends it in order, the second one also a policy that never yields.
+        """
+        before = signal.signal(signal.SIGTERM, lambda number, frame: signal.raise_signal(signal.SIGINT))
+        try:
+            with suppress(KeyboardInterrupt):
+                asyncio.run(self._serve(show, ready))
+        finally:
+            signal.signal(signal.SIGTERM, before)
+
+    async def _serve(self, show: Dashboard, ready: Callable[[], object]) -> None:
         logging.getLogger("tornado.general").setLevel(logging.ERROR)  # hides malformed requests
-        loop = IOLoop.current()
-        site = _Site(self._names, self._everywhere, self.token, show)
+        viewers: set[_Viewer] = set()
+        shared = {"show": show, "token": self.token, "page": show.html(), "viewers": viewers}
+        site = Application(
+            default_handler_class=ErrorHandler, default_handler_args={"status_code": 403},
+            websocket_ping_interval=PING_S, websocket_max_message_size=COMMAND_BYTES, log_function=lambda handler: None,
+        )  # fmt: skip
+        # another name means another site's page (DNS rebinding)
+        site.add_handlers(f"(?:{self._names})$", [(r"/", _Page, shared), (r"/ws", _Viewer, shared)])
         server = HTTPServer(site, max_body_size=COMMAND_BYTES)  # more is refused unread
         server.add_sockets(self._sockets)
-
-        def go_on(busy_s: float = BUSY_S) -> None:
-            began, news = monotonic(), show.tick(busy_s)
-            gone_on = monotonic()
-            for viewer in [*site.viewers] if news else ():
-                viewer.send_update()
-            ends = monotonic()
-            pause_s, next_s = max(LEAST_PAUSE_S, UPDATE_S - (ends - began)), max(BUSY_S, 2 * (ends - gone_on))
-            loop.call_later(pause_s, go_on, next_s)
-
-        def end(number: int, frame: FrameType | None) -> None:
-            signal.signal(number, before[signal.Signals(number)])  # the second one ends a policy that never yields
-            loop.add_callback_from_signal(loop.stop)
-
-        before = {number: signal.signal(number, end) for number in (signal.SIGINT, signal.SIGTERM)}
+        ready()
+        busy_s = BUSY_S
         try:
-            loop.add_callback(ready)
-            loop.add_callback(go_on)
-            loop.start()
+            while True:
+                began, news = monotonic(), show.tick(busy_s)
+                gone_on = monotonic()
+                for viewer in [*viewers] if news else ():
+                    viewer.send_update()
+                ends = monotonic()
+                busy_s = max(BUSY_S, 2 * (ends - gone_on))
+                await asyncio.sleep(max(LEAST_PAUSE_S, UPDATE_S - (ends - began)))
         finally:
             server.stop()
-            for viewer in [*site.viewers]:
+            for viewer in [*viewers]:
                 viewer.close(1001, "the session has ended")
-            for number, handler in before.items():
-                signal.signal(number, handler)
 
 
-def _is_address(name: str) -> bool:
-    """Whether a host name is an IP address, which DNS rebinding cannot use."""
-    try:
-        ip_address(name)
-    except ValueError:
-        return False
-    return True
+def _host(name: str) -> str:
+    """A name or address as it stands in a URL."""
+    return f"[{name}]" if ":" in name else name
 
 
 def _no_port(error: OSError, address: str, port: int) -> ValueError:

@@ -8,7 +8,7 @@ increase with a longer run.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
@@ -16,8 +16,9 @@ import numpy as np
 
 from pdvsim.bench.results import value_text
 from pdvsim.bench.stats import Interval, over_replications, varied
-from pdvsim.sim.metrics.summary import STEPS
-from pdvsim.sim.records import Array
+from pdvsim.sim.metrics.summary import STEPS, latencies_s
+from pdvsim.sim.records import Array, Result
+from pdvsim.view.series import in_flight, waiting
 from pdvsim.view.style import (
     ARCH_MARKERS,
     AXIS_NAMES,
@@ -35,7 +36,7 @@ from pdvsim.view.style import (
     number_text,
     paler,
 )
-from pdvsim.view.table import load_name, load_text
+from pdvsim.view.table import load_name, load_text, missing
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -45,6 +46,8 @@ Dash = Literal["-", "--", ":", "-.", "none"]
 DASHES: tuple[Dash, ...] = ("-", "--", ":", "-.")
 PALEST = 0.7  # most white in the colour of an architecture's last setting
 MOST_TICKED_VALUES = 10
+RUN_BINS = 40  # of histograms of one run
+NEAR = 1.3  # service levels beyond this multiple of a run's longest latency are not shown
 LOGARITHMIC = ("ttft", "e2el")  # latencies that a queue multiplies
 
 
@@ -120,56 +123,38 @@ def plain(value: Any) -> Any:
 # curves over the load ------------------------------------------------------------------------------------------------
 
 
-def arch_curve(arch: str) -> Curve:
-    """Curve style of an architecture."""
-    return Curve(arch, arch_colour(arch), marker=arch_marker(arch))
+def entries_of(points: pd.DataFrame, by: Sequence[str] | None = None, curve: str | None = None) -> list[Entry]:
+    """One entry per architecture, load and setting, in the order of the load; `series` names its curve.
 
-
-def curves_named(labels: Sequence[str]) -> list[Curve]:
-    """Curves of other columns than architecture: other colours, from dark to pale."""
-    markers, steps = [*ARCH_MARKERS.values()], (len(RAMP) - 1) / max(len(labels) - 1, 1)
-    return [
-        Curve(n, RAMP[round(i * steps)], marker=markers[i % len(markers)], dash=DASHES[i % 3])
-        for i, n in enumerate(labels)
-    ]
-
-
-def entries_of(points: pd.DataFrame) -> list[Entry]:
-    """One entry per architecture, load and setting, in the order of the load; `series` names its curve."""
-    names = varied(points)
-    entries = []
+    Settings differ in the columns `by`; default: all that vary. A curve is of a value of the column `curve`, if given,
+    else of an architecture with one setting.
+    """
+    names, entries = varied(points) if by is None else list(by), []
     for key, group in points.groupby(names, sort=False, dropna=False) if names else [((), points)]:
-        more = [f"{name.replace('_', ' ')} {value}" for name, value in zip(names, key, strict=True)]
-        entries += [e | {"series": ", ".join([e["arch"], *more])} for e in over_replications(group)]
+        setting = dict(zip(names, key, strict=True))
+        more = [f"{name.replace('_', ' ')} {value_text(value)}" for name, value in setting.items()]
+        for entry in (e | setting for e in over_replications(group)):
+            series = ", ".join([entry["arch"], *more]) if curve is None else value_text(entry[curve])
+            entries.append(entry | {"series": series})
     return sorted(entries, key=lambda e: float(e["load"]) if not math.isnan(e["load"]) else math.inf)
 
 
-def curves_of(entries: Iterable[Entry]) -> list[Curve]:
-    """The curves of entries, ordered by architecture and setting; later settings are paler and dashed."""
+def curves_of(entries: Iterable[Entry], column: str = "arch") -> list[Curve]:
+    """The curves of entries, ordered by architecture and setting; later settings are paler and dashed.
+
+    Those of another column than the architecture have other colours, from dark to pale.
+    """
     series: dict[str, dict[str, None]] = {}
     for entry in entries:
-        series.setdefault(entry["arch"], {})[entry["series"]] = None
-    markers = list(ARCH_MARKERS.values())
-    return [
-        Curve(
-            name, paler(arch_colour(arch), PALEST * number / len(names)) if number else arch_colour(arch),
-            marker=arch_marker(arch) if len(series) > 1 else markers[number % len(markers)], dash=DASHES[number % 3],
-        )
-        for arch, names in series.items()
-        for number, name in enumerate(names)
-    ]  # fmt: skip
-
-
-def has(entry: Entry, metric: str) -> bool:
-    """Whether an entry has a value for a metric."""
-    return isinstance(entry.get(metric), Interval) and math.isfinite(entry[metric].mean)
-
-
-def places(values: Iterable[float]) -> list[float]:
-    """Positions of loads, or other numbers, on an axis; infinity is one step after the largest finite one."""
-    known = [float(value) for value in values]
-    last = 2.0 * max((value for value in known if math.isfinite(value)), default=0.5)
-    return [value if math.isfinite(value) else last for value in known]
+        series.setdefault(entry["arch"] if column == "arch" else "", {})[entry["series"]] = None
+    markers, curves = list(ARCH_MARKERS.values()), []
+    for arch, names in series.items():
+        for at, name in enumerate(names):
+            dark = RAMP[round(at * (len(RAMP) - 1) / max(len(names) - 1, 1))]
+            colour = paler(arch_colour(arch), PALEST * at / len(names)) if arch else dark
+            marker = arch_marker(arch) if len(series) > 1 else markers[at % len(markers)]
+            curves.append(Curve(name, colour, marker=marker, dash=DASHES[at % 3]))
+    return curves
 
 
 def panel(
@@ -189,7 +174,8 @@ def panel(
     title, every = name if title is None else title, every or inside
     kind, by_metric = str(every[0]["load_kind"]), isinstance(every[0][x], Interval)
     axis = AXIS_NAMES.get(kind, load_name(kind)) if x == "load" else metric_label(x)
-    ticks = load_ticks(every) if x == "load" else [] if by_metric else _ticks(dict.fromkeys(e[x] for e in every))
+    text = load_text if x == "load" else value_text
+    ticks = [] if by_metric else _ticks([e[x] for e in every], text)
     if x == "load" and len(ticks) == 1:
         shown, colours = [e for e in inside if has(e, metric)], {c.name: c.colour for c in curves}
         bars = [
@@ -197,55 +183,47 @@ def panel(
                 e[metric].half * scale) for n, e in enumerate(shown)
         ]  # fmt: skip
         return Chart(title, unit, f"{axis}: {ticks[0][1]}", rows=[e["series"] for e in shown], bars=bars)
-    place, traces = {text: at for at, text in ticks}, []
+    place, traces = {name: at for at, name in ticks}, []
     for curve in curves:
         mine = [e for e in inside if e["series"] == curve.name and has(e, metric) and (not by_metric or has(e, x))]
-        at = [e[x].mean * name_of(x)[2] if by_metric else place[load_text(e[x]) if x == "load" else value_text(e[x])]
-              for e in mine]  # fmt: skip
+        at = [e[x].mean * name_of(x)[2] if by_metric else place[text(e[x])] for e in mine]
         order = sorted(range(len(mine)), key=lambda n: mine[n]["load"] if by_metric else at[n])
-        traces += [trace_of([mine[n] for n in order], metric, curve, [at[n] for n in order])] if mine else []
+        traces += [_trace([mine[n] for n in order], metric, curve, [at[n] for n in order])] if mine else []
     first, last = (ticks[0][0], ticks[-1][0]) if ticks else (0.0, 0.0)
     wide = first > 0 and (x == "load" or (last >= 8 * first and _numeric([e[x] for e in every])))
-    log = any(word in metric for word in LOGARITHMIC) and spread(traces)
+    values = [y for trace in traces for y in trace.y]
+    log = any(word in metric for word in LOGARITHMIC) and bool(values) and max(values) > 10 * min(values) > 0
     ticks = ticks if x == "load" or len(ticks) <= MOST_TICKED_VALUES else []
     return Chart(title, unit, axis, traces, ticks=ticks, log_x=wide, log_y=log, levels=levels)
 
 
-def _ticks(values: Iterable[Any]) -> list[tuple[float, str]]:
-    """The values of a column and their places: numbers at theirs, others side by side."""
-    known = list(values)
-    at = places(known) if _numeric(known) else [float(n) for n in range(len(known))]
-    return sorted(zip(at, map(value_text, known), strict=True))
+def has(entry: Entry, metric: str) -> bool:
+    """Whether an entry has a value for a metric."""
+    return isinstance(entry.get(metric), Interval) and math.isfinite(entry[metric].mean)
+
+
+def _ticks(values: Iterable[Any], text: Callable[[Any], str]) -> list[tuple[float, str]]:
+    """The values of a column and their places: numbers at theirs, infinity one step after the last, others in a row."""
+    known = {text(value): value for value in values}
+    last = 2.0 * max((v for v in known.values() if _numeric([v]) and math.isfinite(v)), default=0.5)
+    numbers = (float(value) if math.isfinite(value) else last for value in known.values())
+    return sorted(zip(numbers if _numeric([*known.values()]) else map(float, range(len(known))), known, strict=True))
 
 
 def _numeric(values: Sequence[Any]) -> bool:
     return all(isinstance(v, int | float) or hasattr(v, "dtype") for v in values)
 
 
-def load_ticks(entries: Iterable[Entry]) -> list[tuple[float, str]]:
-    """The loads with their names, in order."""
-    loads = [e["load"] for e in entries]
-    return sorted(dict(zip(places(loads), map(load_text, loads), strict=True)).items())
-
-
-def spread(traces: Sequence[Curve]) -> bool:
-    """Whether positive values differ by so much that their axis is logarithmic."""
-    values = [y for trace in traces for y in trace.y]
-    return bool(values) and max(values) > 10 * min(values) > 0
-
-
-def trace_of(entries: Sequence[Entry], metric: str, curve: Curve, x: Sequence[float]) -> Curve:
+def _trace(entries: Sequence[Entry], metric: str, curve: Curve, x: Sequence[float]) -> Curve:
     """The values of entries at positions `x`, with their intervals and error bars."""
     unit, scale = name_of(metric)[1:]
-    y = [e[metric].mean * scale for e in entries]
-    half = [e[metric].half * scale for e in entries]
+    y, half = ([getattr(e[metric], part) * scale for e in entries] for part in ("mean", "half"))
     ends = [
         [e[f"{metric}_{end}"].mean * scale for e in entries if has(e, f"{metric}_{end}")] for end in ("low", "high")
     ]
     low, high = ends if len(x) == len(ends[0]) == len(ends[1]) else ((), ())
     hollow, text = [grew(e.get("stability")) for e in entries], [_said(e, "", unit) for e in entries]
-    half = half if any(half) else []
-    return replace(curve, x=x, y=y, half=half, low=low, high=high, hollow=hollow, text=text)
+    return replace(curve, x=x, y=y, half=half if any(half) else [], low=low, high=high, hollow=hollow, text=text)
 
 
 def _said(entry: Entry, metric: str, unit: str) -> str:
@@ -257,30 +235,45 @@ def _said(entry: Entry, metric: str, unit: str) -> str:
 # one run or one load -------------------------------------------------------------------------------------------------
 
 
-def log_edges(values: Sequence[Array], bins: int = 60) -> Array:
-    """Edges that all these values have in common, evenly spaced on a logarithmic axis."""
-    every = np.concatenate(values)
+def histogram(metric: str, values_ms: Mapping[str, tuple[str, Array]], bins: int = 60, **more: Any) -> Chart:
+    """Shares of latencies by name, each with its colour, in bins that all have in common, on a logarithmic axis."""
+    every = np.concatenate([values for _, values in values_ms.values()])
     every = every[every > 0]
     low, high = (float(every.min()), float(every.max())) if len(every) else (1.0, 10.0)
-    return np.geomspace(low, max(high, 1.01 * low), bins + 1)
-
-
-def histogram(metric: str, edges_ms: Array, values_ms: Mapping[str, tuple[str, Array]], **more: Any) -> Chart:
-    """Shares of the latencies between neighbouring edges, by name, each with its colour; the ends include the rest."""
-    traces = []
+    edges, traces = np.geomspace(low, max(high, 1.01 * low), bins + 1), []
     for name, (colour, values) in values_ms.items():
-        found = np.histogram(values.clip(edges_ms[0], edges_ms[-1]), edges_ms)[0]
+        found = np.histogram(values.clip(edges[0], edges[-1]), edges)[0]
         shares = np.append(100 * found / max(1, found.sum()), 0.0)
-        traces.append(Curve(name, colour, edges_ms, shares, step=True, fill=True))
-    unit = f"% of {'chunks' if metric == 'itl' else 'requests'}"
-    return Chart(metric.upper(), unit, f"{metric.upper()} (ms)", traces, upright=True, **more)
+        traces.append(Curve(name, colour, edges, shares, step=True, fill=True))
+    what = Chart(metric.upper(), f"% of {'chunks' if metric == 'itl' else 'requests'}", f"{metric.upper()} (ms)")
+    return replace(what, traces=traces, upright=True, log_x=True, **more)
+
+
+def run_charts(result: Result, metrics: Mapping[str, Any]) -> list[Chart]:
+    """Histograms of two latencies with their levels, requests over time, and the mean time of a request by step."""
+    arch, scoring, requests = result.experiment.arch, result.experiment.scoring, result.requests
+    latencies, levels = latencies_s(requests, dict(result.deliveries), scoring.warmup_requests), scoring.slo()
+    charts = []
+    for name in ("ttft", "tpot"):
+        ms, level = latencies[name] * 1e3, 1e3 * levels.get(name, math.inf)
+        within = f", {np.mean(ms <= level):.0%} within {level:g}" if name in levels and len(ms) else ""
+        near = [level] if level < NEAR * ms.max(initial=0.0) else []
+        title = f"{name.upper()}, median {number_text(float(np.median(ms)))} ms{within}" if len(ms) else ""
+        charts.append(histogram(name, {"": (arch_colour(arch), ms)}, RUN_BINS, levels=near, title=title))
+    start_s, end_s = float(requests["arrival_s"].min()), float(requests["finish_s"].max())
+    edges = np.linspace(start_s, max(end_s, start_s + 1e-6), 3 * RUN_BINS + 1)
+    shown = (("in the system", in_flight(requests), SLATE), ("not admitted", waiting(requests), LILAC))
+    traces = [Curve(name, colour, edges[1:], steps.mean(edges), fill=True) for name, steps, colour in shown]
+    steps_ms = {f"breakdown_ms_{k}": Interval(v, 0.0, 1) for k, v in metrics.get("breakdown_ms", {}).items()}
+    entry = steps_ms | {"arch": arch, "spec_decode_acceptance_length": metrics.get("spec_decode_acceptance_length")}
+    return [*charts, Chart("Requests over time", "", "seconds", traces), breakdown([entry])]
 
 
 def breakdown(entries: Sequence[Entry]) -> Chart:
     """The mean time of a request by step, one row per entry."""
     bars = []
     for row, entry in enumerate(entries):
-        start, drafts = 0.0, not math.isnan(getattr(entry.get("spec_decode_acceptance_length"), "mean", math.nan))
+        start, drafts = 0.0, not missing(entry.get("spec_decode_acceptance_length"))
         for step in STEPS:
             value = entry.get(f"breakdown_ms_{step}")
             end = start + (value.mean if isinstance(value, Interval) else 0.0)

@@ -53,10 +53,7 @@ def new_figure(width_inches: float, height_inches: float, caption: str, title: s
 def titled(axes: Axes, title: str, x: str | None = None, y: str | None = None, **style: Any) -> None:
     """Give a panel its title, in bold at the left, and the names of its axes where they are given."""
     axes.set_title(title, loc="left", fontweight="bold", **style)
-    if x is not None:
-        axes.set_xlabel(x)
-    if y is not None:
-        axes.set_ylabel(y)
+    axes.set(**{f"{axis}label": name for axis, name in (("x", x), ("y", y)) if name is not None})
 
 
 def chart_figure(
@@ -147,9 +144,8 @@ def _curve(axes: Axes, trace: Curve, x: Any, whiskers: bool) -> None:
     import numpy as np
 
     y, colour = np.asarray(trace.y, float), trace.colour
-    axes.plot(
-        x, y, linestyle=trace.dash, color=colour, linewidth=2, drawstyle="steps-post" if trace.step else "default"
-    )
+    drawn = "steps-post" if trace.step else "default"
+    axes.plot(x, y, linestyle=trace.dash, color=colour, linewidth=2, drawstyle=drawn)
     if trace.fill:
         axes.fill_between(x, y, color=colour, alpha=0.4, linewidth=0, step="post" if trace.step else None)
     if len(trace.half) and whiskers:
@@ -161,17 +157,12 @@ def _curve(axes: Axes, trace: Curve, x: Any, whiskers: bool) -> None:
         axes.fill_between(x, trace.low, trace.high, alpha=0.35, linewidth=0.5, **style)
     for hollow in (False, True) if len(trace.hollow) else ():
         at = np.asarray(trace.hollow, bool) == hollow
-        face = "white" if hollow else colour
-        axes.plot(
-            x[at],
-            y[at],
-            marker=trace.marker,
-            color=colour,
-            linestyle="none",
-            markersize=trace.size,
-            markerfacecolor=face,
-            markeredgewidth=1.6,
-        )
+        shape: dict[str, Any] = {
+            "marker": trace.marker,
+            "markersize": trace.size,
+            "markerfacecolor": "white" if hollow else colour,
+        }
+        axes.plot(x[at], y[at], color=colour, linestyle="none", markeredgewidth=1.6, **shape)
 
 
 def _ends(axes: Axes, chart: Chart, framed: Sequence[Chart]) -> None:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from pdvsim.view.charts import Bar, Chart, Entry
 from pdvsim.view.comparison import founded
 from pdvsim.view.figure import chart_figure
-from pdvsim.view.style import arch_colour, counted, lower_is_better, metric_label, number_text
+from pdvsim.view.style import arch_colour, better, counted, metric_label, number_text
 from pdvsim.view.table import load_text
 
 if TYPE_CHECKING:
@@ -72,8 +72,8 @@ def _chart(
             text = f"{1 + mine['relative'].mean:.3g}×" if far else f"{off:+.1f}%".replace("-", "−")
             hollow = not mine["significant"]
             bars.append(Bar(at, one, one + off, arch_colour(e["arch"]), text, hollow, scale * mine["relative"].half))
-    better = "lower" if lower_is_better(metric) else "higher"
-    axis = f"times {against}" if far else f"difference from {against} (%), {better} is better"
+    aim = "lower" if better(metric) < 0 else "higher"
+    axis = f"times {against}" if far else f"difference from {against} (%), {aim} is better"
     kind = "concurrent requests" if entries[0]["load_kind"] == "concurrency" else "requests/s"
     title = f"{metric_label(metric)}\nat {load_text(load)} {kind}"
     return Chart(title, "", axis, rows=rows, bars=bars, log_x=far, labelled=True)

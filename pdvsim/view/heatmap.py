@@ -7,8 +7,8 @@ replication, the cell is grey and hatched: not significant.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -16,7 +16,7 @@ from pdvsim.bench.results import Results, label
 from pdvsim.bench.stats import Interval, over_replications, paired_differences
 from pdvsim.view.figure import new_figure, styled, titled
 from pdvsim.view.setting import points_line
-from pdvsim.view.style import AXIS_NAMES, counted, grew, lower_is_better, name_of, rests_on
+from pdvsim.view.style import AXIS_NAMES, better, counted, grew, name_of, rests_on
 from pdvsim.view.table import load_name, load_text
 
 if TYPE_CHECKING:
@@ -28,13 +28,11 @@ TICKS = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0)  # the last one is the end of the
 MANY_FOLD = 10.0  # from this ratio on cells show factors, not percent
 
 
-@dataclass(frozen=True)
-class Gain:
+class Gain(NamedTuple):
     """One architecture compared with the reference, at one load and setting."""
 
     setting: str
     arch: str
-    load_kind: str
     load: float
     relative: Interval
     grew: bool  # the queue of either kept growing
@@ -42,7 +40,7 @@ class Gain:
     @property
     def significant(self) -> bool:
         """Whether the paired interval excludes 0; never with one replication."""
-        return self.relative.n > 1 and abs(self.relative.mean) > self.relative.half_width
+        return abs(self.relative.mean) > self.relative.half_width
 
     @property
     def text(self) -> str:
@@ -56,12 +54,11 @@ def cells(results: Results, metric: str, against: str) -> list[Gain]:
     check(results, metric, against)
     gains: list[Gain] = []
     for setting, points in results.settings():
-        labels = {(e["arch"], e["load_kind"], load_text(e["load"])): e["stability"] for e in over_replications(points)}
+        grown = {(e["arch"], load_text(e["load"])) for e in over_replications(points) if grew(e["stability"])}
         for d in paired_differences(points, metric, against):
             if math.isfinite(d["relative"].mean):
-                load = (d["load_kind"], load_text(d["load"]))
-                unsteady = any(grew(labels.get((arch, *load))) for arch in (d["arch"], against))
-                gains.append(Gain(label(setting), d["arch"], d["load_kind"], d["load"], d["relative"], unsteady))
+                unsteady = any((arch, load_text(d["load"])) in grown for arch in (d["arch"], against))
+                gains.append(Gain(label(setting), d["arch"], d["load"], d["relative"], unsteady))
     return gains
 
 
@@ -75,24 +72,26 @@ def improvement_figure(results: Results, metric: str, against: str) -> Figure | 
         return None
     settings, archs = (list(dict.fromkeys(names)) for names in zip(*((g.setting, g.arch) for g in gains), strict=True))
     loads = sorted({load_text(g.load): g.load for g in gains}.values(), key=lambda v: (math.isnan(v), v))
-    one, flip, limit = len(settings) == 1, lower_is_better(metric), _limit(gains)
+    one, flip, kind = len(settings) == 1, better(metric) < 0, str(results.points["load_kind"].iloc[0])
+    largest = max((abs(cell.relative.mean) for cell in gains if cell.significant), default=0.0)
+    ticks = [tick for at, tick in enumerate(TICKS) if at < 3 or TICKS[at - 1] < largest]  # of the scale of colours
     rows, panels = (archs, [""]) if one else (settings, archs)
     title = f"{name_of(metric)[0]}: difference from {against}" + (f", {settings[0]}" if one and settings[0] else "")
     size = max(2.6 + 0.095 * max(map(len, rows)) + 1.05 * len(loads), 7.5), 1.5 + len(panels) * (0.5 * len(rows) + 0.9)
-    with styled():
+    with styled(grid=False):
         figure = new_figure(*size, _caption(results, gains, metric, against), title)
         grid = figure.subplots(len(panels), 1, squeeze=False, sharex=True)[:, 0]
         for axes, arch in zip(grid, panels, strict=True):
-            _panel(axes, [g for g in gains if g.arch == arch or one], rows, loads, one, flip, limit)
-            if not one:
-                titled(axes, arch, fontsize=12)
-        grid[-1].set_xlabel(AXIS_NAMES.get(gains[0].load_kind, load_name(gains[0].load_kind)))
-        _bar(figure, list(grid), flip, limit)
+            inside = {(g.arch if one else g.setting, load_text(g.load)): g for g in gains if g.arch == arch or one}
+            _panel(axes, inside, rows, list(map(load_text, loads)), flip, ticks[-1])
+            titled(axes, arch, fontsize=12)
+        grid[-1].set_xlabel(AXIS_NAMES.get(kind, load_name(kind)))
+        _bar(figure, list(grid), flip, ticks)
     return figure
 
 
 def _panel(
-    axes: Axes, gains: list[Gain], rows: list[str], loads: list[float], by_arch: bool, flip: bool, limit: float
+    axes: Axes, gains: Mapping[tuple[str, str], Gain], rows: list[str], loads: list[str], flip: bool, limit: float
 ) -> None:
     import seaborn as sns
     from matplotlib.colors import SymLogNorm
@@ -100,44 +99,36 @@ def _panel(
 
     values = np.full((len(rows), len(loads)), np.nan)
     texts = np.full(values.shape, "", object)
-    places = list(map(load_text, loads))
-    for g in gains:
-        row, column = rows.index(g.arch if by_arch else g.setting), places.index(load_text(g.load))
-        values[row, column], texts[row, column] = g.relative.mean if g.significant else 0.0, g.text
-        if not g.significant:
+    for (row, load), gain in gains.items():
+        y, x = rows.index(row), loads.index(load)
+        values[y, x], texts[y, x] = gain.relative.mean if gain.significant else 0.0, gain.text
+        if not gain.significant:
             style: dict[str, Any] = {"facecolor": "0.9", "edgecolor": "white", "hatch": "//", "linewidth": 1.5}
-            axes.add_patch(Rectangle((column, row), 1, 1, zorder=1.5, **style))
+            axes.add_patch(Rectangle((x, y), 1, 1, zorder=1.5, **style))
     sns.heatmap(
         values, ax=axes, annot=texts, fmt="", cmap="vlag" if flip else "vlag_r",
         norm=SymLogNorm(FAINT, 0.5, -limit, limit), cbar=False, linewidths=1.5, linecolor="white",
-        annot_kws={"fontsize": 11}, xticklabels=places, yticklabels=rows, mask=np.isnan(values),
+        annot_kws={"fontsize": 11}, xticklabels=loads, yticklabels=rows, mask=np.isnan(values),
     )  # fmt: skip
-    axes.grid(False)  # it would show in empty cells
     for text in axes.texts:
         text.set_zorder(3)
     axes.tick_params(rotation=0)
 
 
-def _limit(gains: list[Gain]) -> float:
-    """End of the colour scale: the largest cell, up to a limit."""
-    largest = max((abs(cell.relative.mean) for cell in gains if cell.significant), default=0.0)
-    return next((tick for tick in TICKS[2:] if tick >= largest), TICKS[-1])
-
-
-def _bar(figure: Figure, axes: list[Axes], flip: bool, limit: float) -> None:
+def _bar(figure: Figure, axes: list[Axes], flip: bool, ticks: list[float]) -> None:
+    """The scale of colours; a decrease is at most 100%."""
     mesh: Any = next(c for c in axes[0].collections if c.get_array() is not None)
-    bar = figure.colorbar(mesh, ax=axes, extend="both" if limit == TICKS[-1] else "neither", shrink=0.9, pad=0.02)
-    ticks = [tick for tick in TICKS if tick <= limit]
-    below = [tick for tick in ticks if tick < 1]  # a decrease is at most 100%
-    labels = [f"−{tick:.0%}" for tick in reversed(below)] + ["0"] + [f"+{tick:.0%}" for tick in ticks]
-    bar.set_ticks([*(-tick for tick in reversed(below)), 0, *ticks], labels=labels)
+    extend = "both" if ticks[-1] == TICKS[-1] else "neither"
+    bar = figure.colorbar(mesh, ax=axes, extend=extend, shrink=0.9, pad=0.02)
+    every = [*(-tick for tick in reversed(ticks) if tick < 1), 0, *ticks]
+    bar.set_ticks(every, labels=[f"{tick:+.0%}".replace("-", "−") if tick else "0" for tick in every])
     bar.ax.minorticks_off()
     bar.set_label("worse   ←   →   better" if not flip else "better   ←   →   worse", fontsize=10)
     bar.outline.set_visible(False)
 
 
 def _caption(results: Results, gains: list[Gain], metric: str, against: str) -> str:
-    what = "lower" if lower_is_better(metric) else "higher"
+    what = "lower" if better(metric) < 0 else "higher"
     note = f"Paired by seed, relative to {against}; blue is better ({what}). {counted([c.relative.n for c in gains])}"
     if any(not cell.significant for cell in gains):
         single = all(cell.relative.n < 2 for cell in gains)

@@ -6,35 +6,24 @@ rejected, because its band would not be a confidence interval.
 
 from __future__ import annotations
 
+import itertools
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from pdvsim.bench.output import picture
 from pdvsim.bench.results import Results, label, value_text
-from pdvsim.bench.stats import over_replications, varied
+from pdvsim.bench.stats import varied
 from pdvsim.common.spelling import nearest
 from pdvsim.sim.records import LANES
-from pdvsim.view.charts import (
-    Bar,
-    Chart,
-    Curve,
-    Entry,
-    arch_curve,
-    curves_named,
-    curves_of,
-    entries_of,
-    has,
-    load_ticks,
-    panel,
-    places,
-    trace_of,
-)
-from pdvsim.view.figure import CLEAR, DPI, chart_figure
+from pdvsim.view.charts import Curve, Dash, Entry, curves_of, entries_of, has, panel
+from pdvsim.view.figure import CLEAR, DPI, Alike, chart_figure
 from pdvsim.view.heatmap import improvement_figure
 from pdvsim.view.setting import Settings, points_line
-from pdvsim.view.style import AXIS_NAMES, LANE_COLOURS, grown_note, metric_label, name_of, replications, rests_on, tail
+from pdvsim.view.style import LANE_COLOURS, grown_note, name_of, replications, rests_on, tail
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -42,7 +31,8 @@ if TYPE_CHECKING:
 
 MOST_PER_ROW = 4
 MAX_SETTINGS = 12
-SHARES = ("utilisation", "bandwidth_share")
+SHARES: tuple[tuple[str, str, Dash], ...] = (("utilisation", "", "-"), ("bandwidth_share", ": bandwidth", ":"))
+SHARE = "lanes_main_utilisation"  # a panel's metric, whichever the lane and share
 RATE, LENGTH = "spec_decode_acceptance_rate", "spec_decode_acceptance_length"
 
 
@@ -92,10 +82,7 @@ def latency_rows(points: pd.DataFrame) -> list[tuple[str, ...]]:
 
 def metrics_figure(points: pd.DataFrame, rows: Sequence[Sequence[str]], title: str = "", setting: str = "") -> Figure:
     """Metrics over the load, one panel each."""
-    entries = entries_of(points)
-    curves = curves_of(entries)
-    charts = [[panel(entries, metric, curves) for metric in row] for row in rows]
-    return chart_figure(charts, caption(points, setting), title)
+    return facets(entries_of(points), [[(m, {}) for m in row] for row in rows], caption(points, setting), title=title)
 
 
 def sweep_figure(points: pd.DataFrame, setting: str = "") -> Figure:
@@ -105,61 +92,54 @@ def sweep_figure(points: pd.DataFrame, setting: str = "") -> Figure:
     """
     names, last = varied(points), tail(points)
     upper = ("output_throughput", "mean_ttft_ms", "mean_tpot_ms")
-    settings = len(points[names].drop_duplicates()) if names else 1
-    if settings < 2 or (points["arch"].nunique() == 1 and settings <= CLEAR and points["load"].nunique() > 1):
+    settings = points[names].drop_duplicates().to_dict("records") if names else [{}]
+    if len(settings) < 2 or (points["arch"].nunique() == 1 and len(settings) <= CLEAR and points["load"].nunique() > 1):
         lower = ("request_throughput", f"{last}_ttft_ms", f"{last}_tpot_ms")
         return metrics_figure(points, [upper, lower], "", setting)
-    groups = [*points.groupby(names, sort=False)][:MAX_SETTINGS]
-    entries = [[e | {"series": e["arch"]} for e in entries_of(mine)] for _, mine in groups]
-    titles = ["\n".join(f"{n.replace('_', ' ')} {v}" for n, v in zip(names, key, strict=True)) for key, _ in groups]
-    curves = curves_of(entry for mine in entries for entry in mine)
-    whole = len(groups) <= MOST_PER_ROW  # room for more than one metric
-    rows = [
-        [
-            panel(mine, metric, curves, f"{title}\n{name_of(metric)[0]}")
-            for title, mine in zip(titles, entries, strict=True)
-        ]
-        for metric in (upper if whole else upper[:1])
-    ]
-    if not whole:
-        rows = [rows[0][at : at + MOST_PER_ROW] for at in range(0, len(groups), MOST_PER_ROW)]
-    left_out = (
-        f"The first {MAX_SETTINGS} of {settings} settings; pdvsim plot shows all. " if settings > MAX_SETTINGS else ""
-    )
-    return chart_figure(rows, left_out + caption(points, setting, names), "", "row" if whole else "all", (4.0, 3.3))
+    note, shown = caption(points, setting, names), settings[:MAX_SETTINGS]
+    if len(shown) < len(settings):
+        note = f"The first {MAX_SETTINGS} of {len(settings)} settings; pdvsim plot shows all. {note}"
+    whole = len(shown) <= MOST_PER_ROW  # room for more than one metric
+    rows = [shown] * len(upper) if whole else in_rows(shown)
+    panels = [[(upper[at if whole else 0], setting) for setting in row] for at, row in enumerate(rows)]
+    alike: Alike = "row" if whole else "all"
+    return facets(entries_of(points, curve="arch"), panels, note, alike=alike, inches=(4.0, 3.3))
+
+
+def facets(
+    entries: Sequence[Entry],
+    rows: Sequence[Sequence[tuple[str, Mapping[Hashable, Any]]]],
+    note: str,
+    curve: str = "arch",
+    x: str = "load",
+    **layout: Any,
+) -> Figure:
+    """Panels in rows, each of a metric and the entries with some values; one curve per series, of a column `curve`."""
+    curves, charts = curves_of(entries, curve), []
+    for metric, values in itertools.chain.from_iterable(rows):
+        inside = [e for e in entries if values.items() <= e.items()]
+        titles = [f"{str(name).replace('_', ' ')} {value_text(value)}" for name, value in values.items()]
+        charts.append(panel(inside, metric, curves, "\n".join([*titles, name_of(metric)[0]]), x=x, every=entries))
+    return chart_figure(in_rows(charts, len(rows[0])), note, **layout)
+
+
+def in_rows(items: Sequence[Any], most: int = MOST_PER_ROW) -> list[Sequence[Any]]:
+    """The items in rows of at most so many."""
+    return [items[at : at + most] for at in range(0, len(items), most)]
 
 
 def utilisation_figure(points: pd.DataFrame, title: str = "", setting: str = "") -> Figure:
     """Utilisation and share of the copy bandwidth of each lane; one panel per architecture."""
-    entries, lines = entries_of(points), points["load"].nunique(dropna=False) > 1
-    lanes = [lane for lane in LANES if f"lanes_{lane}_utilisation" in points]
-    form, inside = ("Lines", "dotted") if lines else ("Pale", "full")
-    note = f"{form}: share of the time the lane's stream is busy; {inside}: its share of the copy bandwidth."
-    charts = [_lanes([e for e in entries if e["arch"] == arch], lanes) for arch in dict.fromkeys(points["arch"])]
-    rows = [charts[at : at + MOST_PER_ROW] for at in range(0, len(charts), MOST_PER_ROW)]
-    return chart_figure(rows, f"{note} {caption(points, setting)}", title, "", (4.2, 3.9))
-
-
-def _lanes(entries: Sequence[Entry], lanes: Sequence[str]) -> Chart:
-    """Each lane's utilisation and bandwidth share over the load, or as bars with one load."""
-    arch, ticks = str(entries[0]["arch"]), load_ticks(entries)
-    axis = AXIS_NAMES.get(str(entries[0]["load_kind"]), "Load")
-    shares = [
-        (row, name, key, pale)
-        for row, name in enumerate(lanes)
-        for key, pale in zip(SHARES, (True, False), strict=True)
-    ]
-    if len(ticks) == 1:
-        means = [(row, name, entries[0].get(f"lanes_{name}_{key}"), pale) for row, name, key, pale in shares]
-        bars = [Bar(row, 0.0, 100 * v.mean, LANE_COLOURS[n], hollow=pale) for row, n, v, pale in means if v is not None]
-        return Chart(arch, "% of one GPU", f"{axis}: {ticks[0][1]}", rows=lanes, bars=bars)
-    traces = []
-    for _, lane, share, busy in shares:
-        mine = [e for e in entries if has(e, f"lanes_{lane}_{share}")]
-        curve = Curve(lane, LANE_COLOURS[lane])
-        curve = curve if busy else replace(curve, name=f"{lane}: bandwidth", marker=".", dash=":")
-        traces.append(trace_of(mine, f"lanes_{lane}_{share}", curve, places(e["load"] for e in mine)))
-    return Chart(arch, "% of one GPU", axis, traces, ticks=ticks, log_x=ticks[0][0] > 0, top=105.0)
+    entries, charts = entries_of(points), []
+    note = "Share of the time that the lane's stream is busy, and (bandwidth) its share of the copy bandwidth."
+    for arch in dict.fromkeys(points["arch"]):
+        shares, curves = [], []
+        for lane, (share, words, dash) in itertools.product(LANES, SHARES):
+            mine = [e for e in entries if e["arch"] == arch and has(e, f"lanes_{lane}_{share}")]
+            shares += [e | {"series": f"{lane}{words}", SHARE: e[f"lanes_{lane}_{share}"]} for e in mine]
+            curves += [Curve(f"{lane}{words}", LANE_COLOURS[lane], marker="." if words else "o", dash=dash)]
+        charts.append(replace(panel(shares, SHARE, curves, arch, every=entries), unit="% of one GPU", top=105.0))
+    return chart_figure(in_rows(charts), f"{note} {caption(points, setting)}", title, inches=(4.2, 3.9))
 
 
 def caption(points: pd.DataFrame, setting: str, dims: Sequence[str] = ()) -> str:
@@ -203,36 +183,18 @@ def custom_figure(results: Results, axis: Layout) -> Figure:
             f"the points differ in {' and '.join(spare)}, which no axis shows: name it with --curve-by, --row-by "
             f"or --col-by, or keep {'one of them' if by_metric else 'it'} fixed"
         )
-    entries = [
-        entry | (named := dict(zip(keys, values, strict=True))) | {"series": value_text(named[axis.curve])}
-        for values, group in points.groupby(list(keys), sort=False, dropna=False)
-        for entry in over_replications(group)
+    values: list[list[Mapping[Hashable, Any]]] = [  # sorted if they are numbers
+        [{name: v} for v in (points[name].unique() if points[name].dtype == object else np.unique(points[name]))]
+        if name
+        else [{}]
+        for name in (axis.row, axis.column, axis.curve)
     ]
-    values = [value_text(value) for value in _values(points, axis.curve)]
-    curves = list(map(arch_curve, values)) if axis.curve == "arch" else curves_named(values)
-    rows: list[list[Chart]] = []
-    for row in _values(points, axis.row):
-        rows.append([])
-        for column in _values(points, axis.column):
-            inside = [e for e in entries if _is(e, axis.row, row) and _is(e, axis.column, column)]
-            names = [(axis.row, row), (axis.column, column)]
-            title = ", ".join(f"{k.replace('_', ' ')}: {value_text(v)}" for k, v in names if k)
-            chart = panel(inside, axis.y, curves, title, x=axis.x, every=entries)
-            rows[-1].append(replace(chart, unit=metric_label(axis.y)))
+    order = [value_text(value[axis.curve]) for value in values[2]]
+    entries = sorted(entries_of(points, results.dims, axis.curve), key=lambda e: order.index(e["series"]))
+    rows = [[(axis.y, {**row, **column}) for column in values[1]] for row in values[0]]
     note = caption(points, points_line(points, results.configs), results.dims)
     names_title = None if axis.curve == "arch" else axis.curve.replace("_", " ")
-    return chart_figure(rows, note, "", "all", (5.0, 3.8), names_title)
-
-
-def _values(points: pd.DataFrame, name: str | None) -> list[Any]:
-    if name is None:
-        return [None]
-    values = list(dict.fromkeys(points[name]))
-    return values if any(isinstance(value, str) for value in values) else sorted(values)
-
-
-def _is(entry: Entry, name: str | None, value: Any) -> bool:
-    return name is None or entry[name] == value
+    return facets(entries, rows, note, axis.curve, axis.x, alike="all", inches=(5.0, 3.8), names=names_title)
 
 
 def _check(points: pd.DataFrame, axis: Layout, keys: tuple[str, ...]) -> None:

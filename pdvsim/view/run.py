@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
+from dataclasses import asdict
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from pdvsim.bench.sweep import flatten
 from pdvsim.common.version import __version__
-from pdvsim.view.setting import acceptance_source, is_assumed
+from pdvsim.view.figure import chart_figure
+from pdvsim.view.setting import acceptance_source, is_assumed, seeds_text, setting_line
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -82,23 +85,31 @@ class Run:
 
     def figure(self) -> Figure:
         """Plot of latencies, requests over time and the mean time of a request by step."""
-        from pdvsim.view.run_figure import run_charts, run_figure
+        from pdvsim.view.charts import run_charts
 
-        return run_figure(run_charts(self.result, self.metrics), self.setting)
+        charts = run_charts(self.result, self.metrics)
+        return chart_figure([charts[:2], charts[2:]], self.setting, inches=(4.5, 2.8))
 
     @property
     def setting(self) -> str:
         """The setting in one line."""
-        from pdvsim.view.run_figure import run_line
-
-        result = self.result
-        return f"{result.experiment.arch}, {run_line(result.experiment, result.meta)}"
+        experiment = self.result.experiment
+        config = asdict(experiment)
+        traffic = config["traffic"]
+        rate, most = traffic["request_rate"], traffic["max_concurrency"]
+        load = f"{rate:g} req/s" if rate < math.inf else f"concurrency {most}" if most else "all sent at time 0"
+        if traffic["use_trace_timestamps"]:
+            load = f"the trace at {load}" if rate < math.inf else "the trace's own load"
+        drafts, acceptance = (None, None) if experiment.speculates else ("no drafts", "")
+        card, seeds = self.result.meta.get("gpu"), seeds_text([traffic["seed"]])
+        line = setting_line(config, load, seeds, card=card, drafts=drafts, acceptance=acceptance)
+        return f"{experiment.arch}, {line}"
 
     def page(self) -> str:
         """The run as one HTML page: plot, table and provenance."""
         from pdvsim.bench.output import settings
+        from pdvsim.view.charts import run_charts
         from pdvsim.view.report.sheet import Sheet
-        from pdvsim.view.run_figure import run_charts
 
         result, arch = self.result, self.result.experiment.arch
         known = {k: v for k, v in result.meta.items() if isinstance(v, str | int | float)}

@@ -10,56 +10,11 @@ from pdvsim.sim.core import KINDS
 from pdvsim.sim.metrics.summary import STEPS, percentile_name
 from pdvsim.sim.records import LANES
 from pdvsim.view.comparison import LATENCIES, outside
+from pdvsim.view.style import METRICS, PREEMPTION, PREFIXES, SPECULATION, TOTALS, metric_label
 from pdvsim.view.table import SHORT_TEXT, TextTable, banded, cell, folded, mean_of, missing, terminal_width
 
 Section = tuple[str, list[tuple[str, str]]]
 WIDTH = 50
-TOTALS = (
-    ("Successful requests:", "completed", 0),
-    ("Failed requests:", "failed", 0),
-    ("Maximum request concurrency:", "max_concurrency", 0),
-    ("Request rate configured (RPS):", "request_rate", 2),
-    ("Benchmark duration (s):", "duration", 2),
-    ("Total input tokens:", "total_input_tokens", 0),
-    ("Total generated tokens:", "total_output_tokens", 0),
-    ("Request throughput (req/s):", "request_throughput", 2),
-    ("Request goodput (req/s):", "request_goodput", 2),
-    ("Output token throughput (tok/s):", "output_throughput", 2),
-    ("Peak output token throughput (tok/s):", "max_output_tokens_per_s", 2),
-    ("Peak concurrent requests:", "max_concurrent_requests", 2),
-    ("Total token throughput (tok/s):", "total_token_throughput", 2),
-)
-SPECULATION = (
-    ("Acceptance rate per drafted token (%):", "spec_decode_acceptance_rate", 2),  # vLLM's
-    ("Acceptance rate per judged token (%):", "spec_decode_judged_acceptance_rate", 2),
-    ("Acceptance length:", "spec_decode_acceptance_length", 2),
-    ("Drafts:", "spec_decode_num_drafts", 0),
-    ("Draft tokens:", "spec_decode_draft_tokens", 0),
-    ("Judged tokens:", "spec_decode_judged_tokens", 0),
-    ("Accepted tokens:", "spec_decode_accepted_tokens", 0),
-)
-PREFIXES = (
-    ("Queried prompt tokens:", "prefix_cache_queries", 0),
-    ("Cached prompt tokens:", "prefix_cache_hits", 0),
-    ("Hit rate (%):", "prefix_cache_hit_rate", 2),
-    ("Mean cached tokens of a request:", "mean_num_cached_tokens", 2),
-    ("Mean TTFT of hits (ms):", "mean_ttft_hit_ms", 2),
-    ("Mean TTFT of misses (ms):", "mean_ttft_miss_ms", 2),
-    ("Cached tokens on the GPU:", "kv_gpu_hit_tokens", 0),
-    ("Cached tokens fetched from host:", "kv_host_hit_tokens", 0),
-    ("Cached tokens fetched from SSD:", "kv_ssd_hit_tokens", 0),
-    ("On host, but faster to prefill:", "kv_host_slower_tokens", 0),
-    ("On SSD, but faster to prefill:", "kv_ssd_slower_tokens", 0),
-    ("Prefill of 1,000 tokens (ms):", "kv_prefill_ms", 2),
-    ("Fetch of 1,000 from host (ms):", "kv_host_fetch_ms", 2),
-    ("Fetch of 1,000 from SSD (ms):", "kv_ssd_fetch_ms", 2),
-    ("Evicted blocks:", "prefix_cache_evictions", 0),
-    ("Peak KV tokens:", "kv_peak_tokens", 0),
-    ("Peak shared KV tokens:", "kv_peak_shared_tokens", 0),
-    ("Conversations:", "conversations", 0),
-    ("GPU-seconds per conversation:", "gpu_s_per_conversation", 2),
-)
-PREEMPTION = (("Preemptions:", "preemptions", 0), ("Recomputed tokens:", "recomputed_tokens", 0))
 
 
 def serving_table(values: Mapping[str, Any], percentiles: Iterable[float]) -> str:
@@ -84,10 +39,9 @@ def serving_html(values: Mapping[str, Any], percentiles: Iterable[float]) -> str
 def sections(values: Mapping[str, Any], percentiles: Iterable[float]) -> list[Section]:
     """The parts of a serving table: titles, labels and formatted values. Absent values have no line."""
     parts: list[Section] = [(" Serving Benchmark Result ", _origin(values) + _lines(values, TOTALS))]
-    for name, (short, title) in LATENCIES.items():
-        marks = [("Mean", "mean"), ("Median", "median")]
-        marks += [(percentile_name(p).upper(), percentile_name(p)) for p in percentiles]
-        parts.append((title, _lines(values, [(f"{word} {short} (ms):", f"{key}_{name}_ms", 2) for word, key in marks])))
+    for name, (_, title) in LATENCIES.items():
+        marks = ["mean", "median", *map(percentile_name, percentiles)]
+        parts.append((title, _lines(values, [f"{key}_{name}_ms" for key in marks])))
     speculation = _lines(values, SPECULATION)
     if speculation and "acceptance_source" in values:
         speculation.insert(0, ("Acceptance:", str(values["acceptance_source"])))
@@ -95,14 +49,14 @@ def sections(values: Mapping[str, Any], percentiles: Iterable[float]) -> list[Se
     if isinstance(per_position, Sequence):
         speculation += [(f"  Position {i} (%):", cell(rate, scale=100)) for i, rate in enumerate(per_position)]
     parts.append(("Speculative Decoding", speculation))
-    happened = [line for line in PREEMPTION if getattr(values.get(line[1]), "mean", values.get(line[1]))]
+    happened = [key for key in PREEMPTION if getattr(values.get(key), "mean", values.get(key))]
     parts.append(("KV Cache", _lines(values, happened)))
     looked = "prefix_cache_queries" in values or "conversations" in values
     parts.append(("Prefix Cache", _lines(values, PREFIXES) if looked else []))
-    batches = [(f"Mean {kind} batch (rows):", f"kinds_{kind}_mean_batch", 2) for kind in KINDS if kind != "prefill"]
-    parts.append(("Batches", _lines(values, [("Mean prefill (tokens):", "kinds_prefill_mean_tokens", 2), *batches])))
-    steps = [(f"{step.capitalize()} (ms):", f"breakdown_ms_{step}", 2) for step in STEPS]
-    parts.append(("Mean Time of a Request", _lines(values, steps)))
+    batches = [f"kinds_{kind}_mean_{'tokens' if kind == 'prefill' else 'batch'}" for kind in KINDS]
+    parts.append(("Batches", _lines(values, batches)))
+    steps = {f"breakdown_ms_{step}": (f"{step.capitalize()} (ms)", 2) for step in STEPS}
+    parts.append(("Mean Time of a Request", _lines(values, steps, steps)))
     for lane in LANES:
         rows = (("busy", "utilisation"), ("bandwidth", "bandwidth_share"))
         shares = [
@@ -110,11 +64,8 @@ def sections(values: Mapping[str, Any], percentiles: Iterable[float]) -> list[Se
             for label, key in rows
             if f"lanes_{lane}_{key}" in values and not missing(values[f"lanes_{lane}_{key}"])
         ]
-        rest = _lines(
-            values,
-            (("Launches:", f"lanes_{lane}_launches", 0), ("Mean queue depth:", f"lanes_{lane}_mean_queue_depth", 2)),
-        )
-        parts.append((f"Lane: {lane}", shares + rest))
+        more = {f"lanes_{lane}_launches": ("Launches", 0), f"lanes_{lane}_mean_queue_depth": ("Mean queue depth", 2)}
+        parts.append((f"Lane: {lane}", shares + _lines(values, more, more)))
     return [(title, rows) for title, rows in parts if rows]
 
 
@@ -133,6 +84,10 @@ def _origin(values: Mapping[str, Any]) -> list[tuple[str, str]]:
     return rows + ([("Stability:", str(values["stability"]))] if "stability" in values else [])
 
 
-def _lines(values: Mapping[str, Any], labels: Iterable[tuple[str, str, int]]) -> list[tuple[str, str]]:
-    shown = ((label, key, decimals) for label, key, decimals in labels if values.get(key) != math.inf)
-    return [(label, banded(values, key, decimals)) for label, key, decimals in shown if not missing(values.get(key))]
+def _lines(
+    values: Mapping[str, Any], keys: Iterable[str], named: Mapping[str, tuple[str, int]] = METRICS
+) -> list[tuple[str, str]]:
+    """The labels and cells of metrics; without those that are unknown or infinite."""
+    shown = {key: named.get(key) or (metric_label(key), 2) for key in keys
+             if not missing(values.get(key)) and values[key] != math.inf}  # fmt: skip
+    return [(f"{label}:", banded(values, key, decimals)) for key, (label, decimals) in shown.items()]

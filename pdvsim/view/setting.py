@@ -25,26 +25,22 @@ MOST_LISTED_VALUES = 3
 UNITS = {"concurrency": "concurrent requests", "request_rate": "req/s"}
 
 
-def setting_line(
-    config: Settings,
-    load: str,
-    seeds: str,
-    pair: str | None = None,
-    card: str | None = None,
-    drafts: str | None = None,
-    acceptance: str | None = None,
-    data: str | None = None,
-) -> str:
-    """The line from an experiment's settings; given parts replace them, and an empty part is omitted."""
-    parts = [
-        f"{pair or config['server'].get('pair', '?')} on {card or config['hardware'].get('gpu', '?')}",
-        lengths_text(config["traffic"]) if data is None else data,
-        drafts_of(config["server"]) if drafts is None else drafts,
-        f"acceptance {acceptance_of(config['acceptance'])}" if acceptance is None else acceptance,
-        load,
-        seeds,
-    ]
-    return ", ".join(part for part in parts if part) + "."
+def setting_line(config: Settings, load: str, seeds: str, **given: str | None) -> str:
+    """The line from an experiment's settings: pair, card, data, drafts, acceptance.
+
+    Given parts replace them, unless they are None, and an empty part is omitted.
+    """
+    server, hardware, traffic, acceptance = (
+        config.get(group, {}) for group in ("server", "hardware", "traffic", "acceptance")
+    )
+    parts = {
+        "pair": server.get("pair", "?"),
+        "card": hardware.get("gpu", "?"),
+        "data": lengths_text(traffic),
+        "drafts": drafts_of(server),
+        "acceptance": f"acceptance {acceptance_of(acceptance)}",
+    } | {name: text for name, text in given.items() if text is not None}
+    return ", ".join(filter(None, [f"{parts.pop('pair')} on {parts.pop('card')}", *parts.values(), load, seeds])) + "."
 
 
 def points_line(points: pd.DataFrame, configs: Sequence[Settings] = ()) -> str:
@@ -54,16 +50,18 @@ def points_line(points: pd.DataFrame, configs: Sequence[Settings] = ()) -> str:
     load, seeds = loads_text(points), seeds_text(points["seed"])
     if not configs:
         return f"{pair} on {card}, {load}, {seeds}."
-    drafts = unlike(drafts_of(config["server"]) for config in configs)
+    data, drafts, rate = (
+        " / ".join(dict.fromkeys(text(config[group]) for config in configs))
+        for group, text in (("traffic", lengths_text), ("server", drafts_of), ("acceptance", acceptance_of))
+    )
     if "num_speculative_tokens" in points:
         drafts = f"k={values_text(points['num_speculative_tokens'], 'draft lengths')}"
     if "settings" in points and points["settings"].any():
         drafts = "each architecture at its best draft length"
-    rate = unlike(acceptance_of(config["acceptance"]) for config in configs)
     if "acceptance_rate" in points:
         rate = values_text(points["acceptance_rate"], "rates")
-    data = unlike(lengths_text(config["traffic"]) for config in configs)
-    return setting_line(configs[0], load, seeds, pair, card, drafts, f"acceptance {rate}", data)
+    acceptance = f"acceptance {rate}"
+    return setting_line(configs[0], load, seeds, pair=pair, card=card, data=data, drafts=drafts, acceptance=acceptance)
 
 
 def lengths_text(traffic: Mapping[str, Any]) -> str:
@@ -181,8 +179,3 @@ def values_text(values: Sequence[Any] | pd.Series[Any], many: str) -> str:
     """A few values as a list; more as their number."""
     known = [f"{value:g}" if isinstance(value, float) else str(value) for value in dict.fromkeys(values)]
     return ", ".join(known) if len(known) <= MOST_LISTED_VALUES else f"{len(known)} {many}"
-
-
-def unlike(texts: Any) -> str:
-    """The distinct texts, joined by /."""
-    return " / ".join(dict.fromkeys(texts))

@@ -35,51 +35,86 @@ STEP_COLOURS = dict(zip(STEPS, (MIST, MINT, RASPBERRY, LILAC, VIOLET, COCOA), st
 OWN_COLOURS, OWN_MARKERS = ("#333333", ROSE, YELLOW), "pHd"  # for custom architectures, by name
 
 AXIS_NAMES = {"concurrency": "Concurrent requests", "request_rate": "Request rate (req/s)", "trace": "Trace"}
-NAMES = {  # of metrics: title, unit and the factor that converts values to it
-    "output_throughput": ("Output throughput", "tok/s", 1.0),
-    "request_throughput": ("Request throughput", "req/s", 1.0),
-    "total_token_throughput": ("Total token throughput", "tok/s", 1.0),
-    "request_goodput": ("Request goodput", "req/s", 1.0),
-    "arrival_rate": ("Request arrivals", "req/s", 1.0),
-    "attainment": ("Requests within service levels", "%", 100.0),
-    "in_system": ("Requests in the system", "", 1.0),
-    "spec_decode_acceptance_rate": ("Drafted tokens accepted", "%", 1.0),
-    "spec_decode_judged_acceptance_rate": ("Judged tokens accepted", "%", 1.0),
-    "spec_decode_acceptance_length": ("Tokens per round", "tokens", 1.0),
-    "draft_length": ("Draft length", "", 1.0),
-    "prefix_cache_hit_rate": ("Prompt tokens cached", "%", 1.0),
-    "mean_num_cached_tokens": ("Cached tokens per request", "tokens", 1.0),
-    "mean_ttft_hit_ms": ("Mean TTFT of hits", "ms", 1.0),
-    "mean_ttft_miss_ms": ("Mean TTFT of misses", "ms", 1.0),
-    "kv_share": ("KV cache in use", "%", 100.0),
-    "kv_peak_shared_tokens": ("Most KV cache shared by requests", "tokens", 1.0),
-    "prefix_cache_evictions": ("Evicted blocks", "blocks", 1.0),
-    "gpu_s_per_conversation": ("GPU time per conversation", "s", 1.0),
-    "kinds_prefill_mean_tokens": ("Mean prefill", "tokens", 1.0),
+# Metrics of a run: names with units, as `vllm bench serve` prints those that it has, and decimals
+TOTALS = {
+    "completed": ("Successful requests", 0),
+    "failed": ("Failed requests", 0),
+    "max_concurrency": ("Maximum request concurrency", 0),
+    "request_rate": ("Request rate configured (RPS)", 2),
+    "duration": ("Benchmark duration (s)", 2),
+    "total_input_tokens": ("Total input tokens", 0),
+    "total_output_tokens": ("Total generated tokens", 0),
+    "request_throughput": ("Request throughput (req/s)", 2),
+    "request_goodput": ("Request goodput (req/s)", 2),
+    "output_throughput": ("Output token throughput (tok/s)", 2),
+    "max_output_tokens_per_s": ("Peak output token throughput (tok/s)", 2),
+    "max_concurrent_requests": ("Peak concurrent requests", 2),
+    "total_token_throughput": ("Total token throughput (tok/s)", 2),
 }
+SPECULATION = {
+    "spec_decode_acceptance_rate": ("Acceptance rate per drafted token (%)", 2),  # vLLM's
+    "spec_decode_judged_acceptance_rate": ("Acceptance rate per judged token (%)", 2),
+    "spec_decode_acceptance_length": ("Acceptance length", 2),
+    "spec_decode_num_drafts": ("Drafts", 0),
+    "spec_decode_draft_tokens": ("Draft tokens", 0),
+    "spec_decode_judged_tokens": ("Judged tokens", 0),
+    "spec_decode_accepted_tokens": ("Accepted tokens", 0),
+}
+PREFIXES = {
+    "prefix_cache_queries": ("Queried prompt tokens", 0),
+    "prefix_cache_hits": ("Cached prompt tokens", 0),
+    "prefix_cache_hit_rate": ("Prefix cache hit rate (%)", 2),
+    "mean_num_cached_tokens": ("Mean cached tokens of a request", 2),
+    "mean_ttft_hit_ms": ("Mean TTFT of hits (ms)", 2),
+    "mean_ttft_miss_ms": ("Mean TTFT of misses (ms)", 2),
+    "kv_gpu_hit_tokens": ("Cached tokens on the GPU", 0),
+    "kv_host_hit_tokens": ("Cached tokens fetched from host", 0),
+    "kv_ssd_hit_tokens": ("Cached tokens fetched from SSD", 0),
+    "kv_host_slower_tokens": ("On host, but faster to prefill", 0),
+    "kv_ssd_slower_tokens": ("On SSD, but faster to prefill", 0),
+    "kv_prefill_ms": ("Prefill of 1,000 tokens (ms)", 2),
+    "kv_host_fetch_ms": ("Fetch of 1,000 from host (ms)", 2),
+    "kv_ssd_fetch_ms": ("Fetch of 1,000 from SSD (ms)", 2),
+    "prefix_cache_evictions": ("Evicted blocks", 0),
+    "kv_peak_tokens": ("Peak KV tokens", 0),
+    "kv_peak_shared_tokens": ("Peak shared KV tokens", 0),
+    "conversations": ("Conversations", 0),
+    "gpu_s_per_conversation": ("GPU-seconds per conversation", 2),
+}
+PREEMPTION = {"preemptions": ("Preemptions", 0), "recomputed_tokens": ("Recomputed tokens", 0)}
+OTHERS = {
+    "arrival_rate": ("Request arrivals (req/s)", 2),
+    "attainment": ("Requests within service levels (%)", 2),
+    "in_system": ("Requests in the system", 0),
+    "draft_length": ("Draft length", 2),
+    "kv_share": ("KV cache in use (%)", 2),
+    "kinds_prefill_mean_tokens": ("Mean prefill (tokens)", 2),
+}
+LANE_METRICS = {
+    "utilisation": "busy (%)",
+    "bandwidth_share": "share of copy bandwidth (%)",
+    "mean_queue_depth": "queue (requests)",
+    "queue": "queue now (requests)",
+}
+METRICS: dict[str, tuple[str, int]] = {
+    **(TOTALS | SPECULATION | PREFIXES | PREEMPTION | OTHERS),
+    **{f"kinds_{kind}_mean_batch": (f"Mean {kind} batch (rows)", 2) for kind in KINDS},
+    **{
+        f"lanes_{n}_{key}": (f"{n.capitalize()} lane: {words}", 2) for n in LANES for key, words in LANE_METRICS.items()
+    },
+}
+SHARES = ("attainment", "kv_share", "utilisation", "bandwidth_share")  # ends of those that are shown in percent
 LATENCY = re.compile(r"(mean|std|median|p[\d.]+)_(ttft|tpot|itl|e2el)_ms")
-LANE = re.compile(rf"lanes_({'|'.join(LANES)})_(utilisation|bandwidth_share|mean_queue_depth|queue)")
-LANE_NAMES = {
-    "utilisation": ("busy", "%", 100.0),
-    "bandwidth_share": ("share of copy bandwidth", "%", 100.0),
-    "mean_queue_depth": ("queue", "requests", 1.0),
-    "queue": ("queue now", "requests", 1.0),
-}
-BATCH = re.compile(rf"kinds_({'|'.join(KINDS)})_mean_batch")
 
 
 def name_of(column: str) -> tuple[str, str, float]:
     """Title and unit of a column, and the factor that converts its values."""
-    if column in NAMES:
-        return NAMES[column]
+    if column in METRICS:
+        title, _, unit = METRICS[column][0].removesuffix(")").partition(" (")
+        return title, unit, 100.0 if column.endswith(SHARES) else 1.0
     if match := LATENCY.fullmatch(column):
         statistic, metric = match.groups()
         return f"{statistic.capitalize()} {metric.upper()}", "ms", 1.0
-    if match := LANE.fullmatch(column):
-        words, unit, scale = LANE_NAMES[match[2]]
-        return f"{match[1].capitalize()} lane: {words}", unit, scale
-    if match := BATCH.fullmatch(column):
-        return f"Mean {match[1]} batch", "rows", 1.0
     words = column.replace("_ms", "").replace("_", " ")
     return words[:1].upper() + words[1:], "ms" if "_ms" in column else "", 1.0
 
@@ -116,15 +151,10 @@ def number_text(value: float, digits: int = 3) -> str:
     return f"{value:,.0f}" if 10 ** (digits - 1) <= abs(value) < 1e9 else f"{value:.{digits}g}"
 
 
-def lower_is_better(column: str) -> bool:
-    """Whether lower is better: true for times."""
-    return column.endswith("_ms")
-
-
 def better(column: str) -> int:
     """1 if more is better, -1 if less is, 0 if neither."""
     rates = column.endswith(("throughput", "goodput", "attainment", "acceptance_rate", "hit_rate"))
-    return 1 if rates else -1 if lower_is_better(column) or column == "in_system" else 0
+    return 1 if rates else -1 if column.endswith("_ms") or column == "in_system" else 0
 
 
 def grew(stability: object) -> bool:

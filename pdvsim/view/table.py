@@ -45,10 +45,9 @@ class TextTable:
         right = {name for name in self.rows[0] if all(_is_figure(row[name]) for row in self.rows)}
 
         def line(kind: str, cells: TextRow) -> str:
-            sides = (
-                (f'style="text-align:{"right" if n in right else "left"}"', html.escape(t)) for n, t in cells.items()
-            )
-            return f"<tr>{''.join(f'<{kind} {side}>{text}</{kind}>' for side, text in sides)}</tr>"
+            side = {name: "right" if name in right else "left" for name in cells}
+            shown = (f'<{kind} style="text-align:{side[n]}">{html.escape(t)}</{kind}>' for n, t in cells.items())
+            return f"<tr>{''.join(shown)}</tr>"
 
         def table(body: Sequence[str]) -> str:
             head = line("th", {name: name for name in self.rows[0]})

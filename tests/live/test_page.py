@@ -105,7 +105,7 @@ def test_it_opens_without_complaint_and_goes_on(page: Page) -> None:
     until(page, lambda: "the last 10 s" in text(page, "status"))
     began_s = now_s(page)
     until(page, lambda: now_s(page) > began_s + 5)
-    until(page, lambda: figures(page, "Output throughput (tok/s)")[0] > 0)
+    until(page, lambda: figures(page, "Output token throughput (tok/s)")[0] > 0)
     assert page.locator("svg.plot").count() >= 8
     assert page.complaints == []  # type: ignore[attr-defined]
     for arch in ARCHS:

@@ -140,10 +140,10 @@ def test_hits_in_the_prefix_cache_show() -> None:
     [window] = session.windows(10.0)
     count = (window.requests["finish_s"] >= 0).sum()
     assert window.metrics["prefix_cache_hit_rate"] == pytest.approx(100 * (count - 1) * 160 / (count * 240))
-    assert "Prompt tokens cached (%)" in rows([window])
+    assert "Prefix cache hit rate (%)" in rows([window])
     plain = Session(Setup(("colocated",), BASE))
     plain.advance(4.0)
-    assert "Prompt tokens cached (%)" not in rows(plain.windows(10.0))
+    assert "Prefix cache hit rate (%)" not in rows(plain.windows(10.0))
 
 
 TALKS = Traffic(
@@ -244,7 +244,7 @@ def test_a_page_changes_one_setting_and_refuses_what_cannot_be() -> None:
     for what, value in (("request_rate", 9.0), ("input_len", "10000000"), ("burstiness", 2.0)):
         show.execute(what, value)
         assert bool(show.refusal) == (what == "input_len")
-    assert show.pacer.session.knobs == replace(Knobs.of(BASE), request_rate=9.0, burstiness=2.0)
+    assert show.session.knobs == replace(Knobs.of(BASE), request_rate=9.0, burstiness=2.0)
     for what, value in (("request_rate", 1e9), ("window", "1 s"), ("__class__", None)):
         with pytest.raises((ValueError, LookupError)):
             show.execute(what, value)

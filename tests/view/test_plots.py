@@ -49,33 +49,23 @@ def made_up(
     return Results(pd.DataFrame(rows), (SOURCE,), ("pair",) if len(pairs) > 1 else ())
 
 
-@settings(max_examples=12)
-@given(st.sampled_from([("a:b",), ("a:b", "c:d")]), st.floats(-0.5, 12.0), st.floats(0.0, 0.2), st.integers(1, 4))
-def test_the_heatmap_shows_the_paired_differences(
-    pairs: tuple[str, ...], gain: float, noise: float, seeds: int
-) -> None:
-    results = made_up(pairs, seeds, gain, noise)
+@pytest.mark.parametrize("pairs", [("a:b",), ("a:b", "c:d")])
+def test_the_heatmap_shows_paired_differences_and_hatches_what_proves_nothing(pairs: tuple[str, ...]) -> None:
+    results = made_up(pairs, noise=0.05)
     gains = cells(results, "output_throughput", "pd")
     assert len(gains) == len(pairs) * 3 * 2
     for setting, points in results.settings():
         for d in paired_differences(points, "output_throughput", "pd"):
-            [cell] = [
-                c for c in gains if (c.setting, c.arch, c.load) == (setting.get("pair", ""), d["arch"], d["load"])
-            ]
-            low, high = (d["relative"].mean + sign * d["relative"].half_width for sign in (-1, 1))
-            assert cell.relative == d["relative"] or seeds == 1
-            assert cell.significant is bool(seeds > 1 and (low > 0 or high < 0))
-
-
-@pytest.mark.parametrize("pairs", [("a:b",), ("a:b", "c:d")])
-def test_cells_that_prove_nothing_are_grey_and_hatched(pairs: tuple[str, ...]) -> None:
-    results = made_up(pairs, noise=0.05)
-    gains = cells(results, "output_throughput", "pd")
+            of = (setting.get("pair", ""), d["arch"], d["load"])
+            [cell] = [c for c in gains if (c.setting, c.arch, c.load) == of]
+            low, high = d["relative"].ends
+            assert cell.relative == d["relative"]
+            assert cell.significant is (low > 0 or high < 0)
     unsure = [cell for cell in gains if not cell.significant]
     assert 0 < len(unsure) < len(gains)
     figure = improvement_figure(results, "output_throughput", "pd")
     panels = figure.axes[:-1]  # the last is the scale
-    assert len(panels) == (1 if len(pairs) == 1 else 2)
+    assert len(panels) == len(pairs)
     assert sorted(t.get_text() for axes in panels for t in axes.texts) == sorted(cell.text for cell in gains)
     assert sum(patch.get_hatch() is not None for axes in panels for patch in axes.patches) == len(unsure)
     assert "interval includes 0" in figure.get_supxlabel().replace("\n", " ")
@@ -113,7 +103,7 @@ def test_the_error_bars_of_predicted_times_are_within_the_frame() -> None:
     for axes in sweep_figure(points).axes:
         highest = max((c.get_datalim(axes.transData).y1 for c in axes.collections if c.get_hatch()), default=0.0)
         assert axes.get_ylim()[1] > highest
-        assert bool(highest) is (axes.get_title(loc="left") in ("Output throughput", "Mean TPOT"))
+        assert bool(highest) is (axes.get_title(loc="left") in ("Output token throughput", "Mean TPOT"))
 
 
 @pytest.mark.parametrize(("stability", "marked"), [("stable", False), ("overloaded", True), ("inconclusive", False)])
@@ -128,22 +118,13 @@ def test_points_whose_queue_grew_are_hollow_with_a_note(stability: str, marked: 
     assert all(cell.text.endswith("†") is marked for cell in cells(results, "mean_ttft_ms", "pd"))
 
 
-def test_curves_are_means_over_replications() -> None:
-    results = made_up()
-    figure = metrics_figure(results.points, THROUGHPUT)
-    line = figure.axes[0].lines[0]
-    of_pd = results.points[results.points["arch"] == "pd"].groupby("load")["output_throughput"].mean()
-    assert list(line.get_xdata()) == of_pd.index.tolist()
-    assert list(line.get_ydata()) == pytest.approx(of_pd.tolist())
-
-
 def test_settings_in_one_picture_have_panels_of_their_own() -> None:
     """As in the picture of a sweep: never one line through the points of two models."""
     results = made_up(("a:b", "c:d"))
     figure = sweep_figure(results.points)
     assert [axes.get_title(loc="left") for axes in figure.axes[:2]] == [
-        "pair a:b\nOutput throughput",
-        "pair c:d\nOutput throughput",
+        "pair a:b\nOutput token throughput",
+        "pair c:d\nOutput token throughput",
     ]
     for axes in figure.axes:
         lines = [line for line in axes.lines if line.get_linestyle() == "-"]
@@ -212,7 +193,7 @@ def test_no_lane_launch_or_step_looks_like_an_architecture_or_another() -> None:
 def test_a_picture_of_ones_own() -> None:
     results = made_up(("a:b", "c:d"))
     figure = custom_figure(results, Layout(y="mean_ttft_ms", column="pair"))
-    assert [axes.get_title(loc="left") for axes in figure.axes] == ["pair: a:b", "pair: c:d"]
+    assert [axes.get_title(loc="left") for axes in figure.axes] == ["pair a:b\nMean TTFT", "pair c:d\nMean TTFT"]
     over_metric = custom_figure(results, Layout(x="output_throughput", y="mean_ttft_ms", row="pair"))
     xs, ys = over_metric.axes[0].lines[0].get_data()
     mine = results.points.query("arch == 'pd' and pair == 'a:b'").groupby("load")[["output_throughput", "mean_ttft_ms"]]

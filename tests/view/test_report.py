@@ -25,8 +25,8 @@ from pdvsim.view.charts import histogram
 from pdvsim.view.figure import new_figure
 from pdvsim.view.report import page
 from pdvsim.view.report.document import build, difference
-from pdvsim.view.report.series import Steps, busy, bytes_per_s, in_flight, over_time, parts_of, queue, waiting
 from pdvsim.view.report.sheet import Highlight, Sheet
+from pdvsim.view.series import Steps, busy, bytes_per_s, in_flight, over_time, parts_of, queue, waiting
 from pdvsim.view.table import TextTable
 
 if TYPE_CHECKING:
@@ -131,8 +131,8 @@ def test_histograms_hold_every_counted_request(document: dict[str, Any], monkeyp
         for trace in chart.traces:
             assert sum(trace.y) == pytest.approx(100)
             assert np.all(np.diff(trace.x) > 0)
-    some = {"": ("", np.array([0.5, 1.0, 3.0, 9.0]))}
-    [trace] = histogram("ttft", np.array([1.0, 2.0, 4.0]), some).traces
+    [trace] = histogram("ttft", {"": ("", np.array([0.0, 1.0, 3.0, 4.0]))}, 2).traces
+    assert list(trace.x) == pytest.approx([1.0, 2.0, 4.0])
     assert list(trace.y) == [50, 50, 0]  # what is beyond counts at the edge
 
 

@@ -16,11 +16,9 @@ from pdvsim.sim.config import Acceptance, Arch, Experiment, Hardware, Server
 from pdvsim.sim.limits import DraftLength, Paths, Redefined
 from pdvsim.sim.relevance import vet
 from pdvsim.sim.run import simulate
-from pdvsim.view.serving import TOTALS
 from pdvsim.view.style import metric_label
 from pdvsim.view.table import cell, grid, percent_cell
 
-TITLES = {metric: title.rstrip(":") for title, metric, _ in TOTALS}  # as vLLM prints them
 UNKNOWN = "unknown"
 
 
@@ -153,16 +151,11 @@ def _predicted(
             "then add --machine mine.json to any command"
         )
     cells = [
-        [title_of(name), cell(row["measured"]), cell(row["predicted"]), percent_cell(row["error"], "+")]
+        [metric_label(name), cell(row["measured"]), cell(row["predicted"]), percent_cell(row["error"], "+")]
         for name, row in rows.items()
     ]
     text = "\n".join([grid(["", "measured", "predicted", "error"], cells), *facts])
     return {"bench": path, "metrics": rows, "notes": facts}, text, experiment
-
-
-def title_of(metric: str) -> str:
-    """A metric as vLLM prints it."""
-    return TITLES.get(metric) or metric_label(metric)
 
 
 def _change_table(document: Mapping[str, Any], cases: Sequence[tuple[str, BenchedLoad]]) -> str:
@@ -174,7 +167,7 @@ def _change_table(document: Mapping[str, Any], cases: Sequence[tuple[str, Benche
         interval = UNKNOWN if ends is None else " to ".join(percent_cell(end, "+") for end in ends)
         predicted = [percent_cell(row.get("predicted_change"), "+")] if foreseen else []
         figures = cell(row["first"]), cell(row["second"]), percent_cell(row["change"], "+")
-        rows.append([title_of(name), *figures, interval, *predicted])
+        rows.append([metric_label(name), *figures, interval, *predicted])
     header = ["", "first", "second", "difference", "95% interval", *(["predicted"] if foreseen else [])]
     drafts = [f"draft length {load.k}" if load.k else "no drafts" for _, load in cases]
     names = [f"{which}: {path}, {of}" for which, (path, _), of in zip(("first", "second"), cases, drafts, strict=True)]

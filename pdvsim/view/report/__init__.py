@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from hashlib import sha256
 from html import escape
 from importlib.resources import files
+from string import Template
 from typing import Any
 
 from pdvsim.view.charts import plain
@@ -29,28 +30,22 @@ def page(document: Mapping[str, Any]) -> str:
     still = [part for part in document["parts"] if "html" in part]
     drawn = [part for part in document["parts"] if "html" not in part]
     data = {"archs": [], "controls": [], **document, "parts": drawn}
-    feed, warning = document.get("feed"), document.get("warning")
-    here = files("pdvsim.view.report")
-    script = here.joinpath("page.js").read_text(encoding="utf-8")
-    digest = base64.b64encode(sha256(script.encode()).digest()).decode()
-    main = "\n".join(map(_section, still))
-    pieces = [here.joinpath("page.html").read_text(encoding="utf-8")]
-    for name, text in {
-        "POLICY": f"; script-src 'sha256-{digest}'" + ("; connect-src 'self'" if feed else ""),
-        "TITLE": escape(document["title"]),
-        "STYLE": here.joinpath("page.css").read_text(encoding="utf-8"),
-        "HEADING": escape(document["title"]),
-        "LEAD": escape(document["lead"]),
-        "WARNING": f'<p id="warning">{escape(warning)}</p>' if warning else "",
-        "FEED": '<div id="status"></div><div id="saved"></div>' if feed else "",
-        "CONTROLS": CONTROLS if data["controls"] else "",
-        "MAIN": f'<main class="drawn">{main}</main>' if drawn else f"<main>{main}</main>",
-        "DATA": embedded(plain(data)),
-        "SCRIPT": script,
-    }.items():  # in their order: texts are not searched for further marks
-        head, _, rest = pieces.pop().partition(f"<!--{name}-->")
-        pieces += [head, text, rest]
-    return "".join(pieces)
+    feed, warning, here = document.get("feed"), document.get("warning"), files("pdvsim.view.report")
+    text = {name: here.joinpath(f"page.{name}").read_text(encoding="utf-8") for name in ("html", "css", "js")}
+    digest = base64.b64encode(sha256(text["js"].encode()).digest()).decode()
+    return Template(text["html"]).substitute(
+        policy=f"; script-src 'sha256-{digest}'" + ("; connect-src 'self'" if feed else ""),
+        title=escape(document["title"]),
+        style=text["css"],
+        lead=escape(document["lead"]),
+        warning=f'<p id="warning">{escape(warning)}</p>' if warning else "",
+        feed='<div id="status"></div><div id="saved"></div>' if feed else "",
+        controls=CONTROLS if data["controls"] else "",
+        kind=' class="drawn"' if drawn else "",
+        main="\n".join(map(_section, still)),
+        data=embedded(plain(data)),
+        script=text["js"],
+    )
 
 
 def _section(part: Mapping[str, Any]) -> str:

@@ -20,11 +20,11 @@ from pdvsim.bench.results import Results, label, records
 from pdvsim.bench.stats import Interval, interval, over_replications
 from pdvsim.sim.config import Scoring
 from pdvsim.sim.metrics.summary import latencies_s
-from pdvsim.view.charts import Chart, Entry, arch_curve, breakdown, histogram, log_edges, panel, timeline
+from pdvsim.view.charts import Chart, Entry, breakdown, curves_of, histogram, panel, timeline
 from pdvsim.view.comparison import most_outside
 from pdvsim.view.report import metric_table
-from pdvsim.view.report.series import BINS, over_time, parts_of
 from pdvsim.view.report.sheet import facts_html, flat
+from pdvsim.view.series import BINS, over_time, parts_of
 from pdvsim.view.setting import points_line
 from pdvsim.view.style import (
     LATENCY,
@@ -82,7 +82,7 @@ def build(results: Results, progress: OnRead = lambda done: None) -> dict[str, A
     levels = _levels(results)
     for number, (_, frame) in enumerate(settings):
         entries = [e | {"series": e["arch"]} for e in over_replications(frame)]
-        curves = [arch_curve(arch) for arch in results.archs]
+        curves = curves_of(entries)
         kinds = [[e for e in entries if e["load_kind"] == kind] for kind in dict.fromkeys(frame["load_kind"])]
         for metric in metrics:
             timed = LATENCY.fullmatch(metric)
@@ -91,7 +91,6 @@ def build(results: Results, progress: OnRead = lambda done: None) -> dict[str, A
             note = f"{MARKS[mark]} of each run, averaged over runs. " if mark not in ("", "mean") else ""
             part, key = ("latencies", (latency, mark)) if latency else ("rates", (metric,))
             parts[part].add((number, *key), frame, f"{note}Whiskers: 95% confidence.", charts)
-        rivals = _rivals(frame, metrics)
         for at in dict.fromkeys(map(_place, entries)):
             here = [e for e in entries if _place(e) == at]
             rows = frame[[_place(row) == at for _, row in frame.iterrows()]]
@@ -100,10 +99,17 @@ def build(results: Results, progress: OnRead = lambda done: None) -> dict[str, A
             if any(not grew(e["stability"]) for e in here) or str(number) not in calm:
                 calm[str(number)] = place[1]
             for against in results.archs:
-                parts["comparison"].add((*place, against), rows, NOTE, table=_table(here, metrics, rivals, against))
+                parts["comparison"].add((*place, against), rows, NOTE, table=_table(here, rows, metrics, against))
             for metric in TIMES:
-                if (chart := _histogram(rows, metric, latencies)) is not None:
-                    parts["histogram"].add((*place, metric), rows, POOLED, [chart])
+                runs = {str(arch): [latencies[i][metric] for i in mine.index if i in latencies]
+                        for arch, mine in rows.groupby("arch", sort=False)}  # fmt: skip
+                ms = {
+                    arch: (arch_colour(arch), np.concatenate(of) * 1e3)
+                    for arch, of in runs.items()
+                    if any(map(len, of))
+                }
+                if ms:
+                    parts["histogram"].add((*place, metric), rows, POOLED, [histogram(metric, ms)])
             parts["breakdown"].add(place, rows, "Means over replications.", [breakdown(here)])
             for arch, mine in rows.groupby("arch", sort=False) if series else ():
                 shown = next((series[index] for index in mine.index if index in series), None)
@@ -222,36 +228,16 @@ def _levels(results: Results) -> dict[str, list[float]]:
     return {metric: list(dict.fromkeys(every)) for metric, every in levels.items()}
 
 
-Where = tuple[str, str, str]  # architecture, kind of load, load
-
-
-def _rivals(frame: pd.DataFrame, metrics: Sequence[str]) -> dict[tuple[Where, str, str], Interval]:
-    """Relative paired differences by place, reference architecture and metric.
-
-    The same as `study.stats.paired_differences`, for all pairs of architectures.
-    """
-    differences: dict[tuple[Where, str, str], Interval] = {}
-    places = list(zip(frame["arch"], frame["load_kind"], map(load_text, frame["load"]), frame["seed"], strict=True))
-    for metric in (m for m in metrics if frame[m].dtype != object):
-        by_seed: dict[Where, dict[int, float]] = {}
-        for (arch, kind, load, seed), value in zip(places, frame[metric], strict=True):
-            by_seed.setdefault((arch, kind, load), {})[seed] = value
-        for (arch, kind, load), mine in by_seed.items():
-            for against in dict.fromkeys(frame["arch"]):
-                theirs = by_seed.get((against, kind, load), {})
-                if arch != against and theirs:
-                    relative = interval([mine[s] / theirs[s] - 1 for s in mine if theirs.get(s)])
-                    differences[(arch, kind, load), against, metric] = relative
-    return differences
-
-
-def _table(
-    here: Sequence[Entry], metrics: Sequence[str], rivals: Mapping[tuple[Where, str, str], Interval], against: str
-) -> dict[str, Any]:
-    """The metrics at one load, a column per architecture, with differences from `against`."""
+def _table(here: Sequence[Entry], rows: pd.DataFrame, metrics: Sequence[str], against: str) -> dict[str, Any]:
+    """The metrics at one load, a column per architecture, with differences from `against`, paired by seed."""
+    numbers = [m for m in metrics if rows[m].dtype != object]
+    by_seed = {arch: mine.set_index("seed")[numbers] for arch, mine in rows.groupby("arch", sort=False)}
+    rivals = {arch: mine / by_seed[against].replace(0, np.nan) - 1 for arch, mine in by_seed.items()
+              if arch != against and against in by_seed}  # fmt: skip
 
     def shown(metric: str, at: int) -> tuple[str, str, str]:
-        off = rivals.get(((here[at]["arch"], *_place(here[at])), against, metric))
+        rival = rivals.get(here[at]["arch"])
+        off = interval(rival[metric]) if rival is not None and metric in rival else None
         unsteady = grew(here[at]["stability"]) and "_ms" in metric
         return cell(here[at].get(metric)), *difference(off, better(metric), unsteady)
 
@@ -270,16 +256,6 @@ def difference(relative: Interval | None, sign: int, unsteady: bool) -> tuple[st
     text += "" if far or "±" in text else "%"
     sure = relative.n > 1 and abs(relative.mean) > relative.half_width and not unsteady
     return text, "unsure" if not sure else "" if not sign else "better" if sign * relative.mean > 0 else "worse"
-
-
-def _histogram(rows: pd.DataFrame, metric: str, latencies: Latencies) -> Chart | None:
-    """The latencies of all replications at a load, on a logarithmic axis."""
-    found = {}
-    for arch, mine in rows.groupby("arch", sort=False):
-        runs = [latencies[i][metric] for i in mine.index if i in latencies]
-        if any(map(len, runs)):
-            found[str(arch)] = arch_colour(str(arch)), np.concatenate(runs) * 1e3
-    return histogram(metric, log_edges([ms for _, ms in found.values()]), found, log_x=True) if found else None
 
 
 def _source(results: Results, number: int) -> tuple[str, str]:
