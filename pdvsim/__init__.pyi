@@ -7,6 +7,7 @@ from pdvsim.cli.validate.base import Compared
 from pdvsim.decide.advice import Advice
 from pdvsim.decide.capacity import Capacities
 from pdvsim.decide.draft_table import DraftTable
+from pdvsim.decide.speedup import Speedup
 from pdvsim.decide.winners import WinnerMap
 from pdvsim.sim.policies.base import Policy
 from pdvsim.view.points import SweepPoints

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import ClassVar
 
-from pdvsim.bench import output
 from pdvsim.cli.page import AnswerCommand
 from pdvsim.common.options import options
 from pdvsim.decide.figures import speedup_pictures
@@ -23,6 +21,7 @@ from pdvsim.sim.limits import BatchLimit, DraftLength, Jobs, NumRuns, Redefined,
 class SpeedupCommand(AnswerCommand, VariedOptions):
     """Show what drafting gains over plain decoding: by drafter, draft length and load, and where it is a loss."""
 
+    written: ClassVar = ("speedup.parquet", "speedup.json", "speedup.png")
     without: ClassVar[tuple[str, ...]] = (
         "request_rate", "max_concurrency", "burstiness", "use_trace_timestamps", "window",
         "num_speculative_tokens_per_batch_size", "adaptive_verification_profile_context_len", "controller",
@@ -61,6 +60,3 @@ class SpeedupCommand(AnswerCommand, VariedOptions):
         speedup = find_speedup(question or self.question(), Bench(self.jobs, progress))
         speedup.drawn_by = speedup_pictures
         return speedup
-
-    def files(self, question: SpeedupQuestion, date: str) -> list[Path]:
-        return output.answer_files("speedup", self.output, question, date) if self.output else []

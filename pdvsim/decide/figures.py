@@ -21,7 +21,7 @@ from pdvsim.decide.surroundings import Flips
 from pdvsim.decide.winners import WinnerMap, confidence_text
 from pdvsim.sim.config import Experiment
 from pdvsim.sim.policies import policy_of
-from pdvsim.view.charts import DASHES, Bar, Chart, Curve, curves_named
+from pdvsim.view.charts import DASHES, Bar, Chart, Curve, curves_of
 from pdvsim.view.figure import chart_figure, new_figure, styled, titled
 from pdvsim.view.forest import forest_figure
 from pdvsim.view.setting import points_line, run_seeds, setting_line
@@ -249,7 +249,7 @@ def speedup_figure(answer: Speedup) -> Figure:
     charts = []
     for drafter in dict.fromkeys(name.drafter for name in ask.options):
         curves, best = [], max(ask.lengths, key=lambda k: answer.mean_gain(Drafting(drafter, k)))
-        for style, k in zip(curves_named([f"k={k}" for k in ask.lengths]), ask.lengths, strict=True):
+        for style, k in zip(curves_of(({"series": f"k={k}"} for k in ask.lengths), "k"), ask.lengths, strict=True):
             known = [(load, gain) for load in loads if (gain := answer.ranged(Drafting(drafter, k), load))]
             at, gains = [load for load, _ in known], [gain for _, gain in known]
             band = {"low": [gain.low for gain in gains], "high": [gain.high for gain in gains]} if k == best else {}

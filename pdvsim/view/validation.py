@@ -229,4 +229,4 @@ def nearest_pair(candidate: Experiment | None, clients: float) -> list[str]:
 
 def clients_of(rows: Sequence[Mapping[str, Any]]) -> float:
     """Requests in the server on average, by Little's law."""
-    return sum(row["request_throughput"] * row["mean_e2el_ms"] / 1e3 for row in rows) / len(rows)
+    return float(sum(row["request_throughput"] * row["mean_e2el_ms"] / 1e3 for row in rows) / len(rows))
