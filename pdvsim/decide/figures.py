@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -252,7 +252,9 @@ def speedup_figure(answer: Speedup) -> Figure:
         for style, k in zip(curves_of(({"series": f"k={k}"} for k in ask.lengths), "k"), ask.lengths, strict=True):
             known = [(load, gain) for load in loads if (gain := answer.ranged(Drafting(drafter, k), load))]
             at, gains = [load for load, _ in known], [gain for _, gain in known]
-            band = {"low": [gain.low for gain in gains], "high": [gain.high for gain in gains]} if k == best else {}
+            band: dict[str, Any] = (
+                {"low": [gain.low for gain in gains], "high": [gain.high for gain in gains]} if k == best else {}
+            )
             full = [False] * len(at)
             curves.append(replace(style, x=at, y=[gain.mean for gain in gains], hollow=full, **band))
             points = sorted((p.clients, p.measured["speedup"]) for p in measured[Drafting(drafter, k)])
