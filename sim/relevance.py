@@ -177,15 +177,16 @@ def _columns(traffic: Traffic) -> tuple[str, ...]:
 
     if traffic.dataset_name not in TRACES:
         return () if traffic.tokenizer else (f"{path}: {ESTIMATED}",)
-    fits, notes = traffic.fitting(), list(traffic.trace().notes)
-    if traffic.trace().timed and not traffic.use_trace_timestamps and traffic.request_rate < math.inf:
+    trace, fitting = traffic.trace(), len(traffic.windows().whole)
+    notes, every = list(trace.notes), len(trace.lengths)
+    if trace.timed and not traffic.use_trace_timestamps and traffic.request_rate < math.inf:
         made = f"arrivals are made at {traffic.request_rate:g} req/s, not the file's (--use-trace-timestamps)"
         notes.append(f"{path}: {made}")
-    if left_out := int((~fits).sum()):
+    if left_out := every - fitting:
         most = traffic.longest_request
-        text = f"{left_out} of {len(fits)} requests have more than {most} tokens and are excluded (--max-model-len)"
+        text = f"{left_out} of {every} requests have more than {most} tokens and are excluded (--max-model-len)"
         notes.append(f"{path}: {text}")
-    if fits.any() and traffic.use_trace_timestamps and (number := traffic.window_number()) is not None:
+    if fitting and traffic.use_trace_timestamps and (number := traffic.window_number()) is not None:
         windows = traffic.windows()
         if len(windows.parts) > 1:
             busy = f"; seeds use the busiest {len(windows.busy)} in turn" if traffic.window == BY_SEED else ""

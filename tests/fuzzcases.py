@@ -36,7 +36,7 @@ from pdvsim.sim.prices.cards import card_file
 from pdvsim.sim.prices.profile import builtin
 from pdvsim.sim.prices.profile import load as load_profile
 from pdvsim.sim.workload import acceptance, counters, datasets
-from pdvsim.sim.workload.own import read_own, read_requests
+from pdvsim.sim.workload.own import read_own
 from pdvsim.view.report import page
 from pdvsim.view.report.document import build
 
@@ -246,7 +246,7 @@ def _bytes(rng: random.Random, content: bytes) -> bytes:
 def _rows(kind: str | None, path: Path) -> None:
     """Read requests: one or more, with finite times and with tokens, or an error that names the file."""
     try:
-        trace = read_requests(kind, str(path)) if kind else read_own(str(path))
+        trace = read_own(str(path), kind=kind or "custom")
     except ValueError as error:
         if str(path) not in str(error):
             raise AssertionError(f"the file is not named: {error}") from error

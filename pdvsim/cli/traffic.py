@@ -37,14 +37,14 @@ class TrafficCommand(Command):
     def kind(self) -> str:
         from pdvsim.sim.workload.own import kind_of
 
-        return self.dataset_name or ("custom" if self.columns else kind_of(self.file))
+        return self.dataset_name or kind_of(self.file, self.columns)
 
     def answer(self) -> TraceAccount:
         """The trace and its statistics, which print as text and have `plot()`."""
-        from pdvsim.sim.workload.own import read_requests
+        from pdvsim.sim.workload.own import read_own
         from pdvsim.view.traffic import TraceAccount
 
-        trace = read_requests(self.kind, self.file, self.tokenizer, self.columns)
+        trace = read_own(self.file, self.tokenizer, self.kind, self.columns)
         return TraceAccount.of(Path(self.file).name, trace)
 
     def execute(self) -> int:

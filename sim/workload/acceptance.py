@@ -24,6 +24,7 @@ from collections.abc import Iterator, Sequence
 from copy import copy
 from functools import cache, lru_cache
 from importlib.resources import files
+from itertools import zip_longest
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -290,17 +291,17 @@ def measured(name: str) -> MeasuredModel:
     text = (files("pdvsim.sim.workload") / "data" / "acceptance.json").read_text(encoding="utf-8")
     model = json.loads(text)["models"][name]
     starts, inside = (_cumulative([row for one in model[part] for row in one]) for part in ("starts", "inside"))
-    drafted = model.get("drafted", [])
-    counts = np.zeros((len(drafted), max(map(len, drafted), default=0)), dtype=np.int64)
-    for accepted, row in enumerate(drafted):
-        counts[accepted, : len(row)] = row
-    return MeasuredModel(len(model["starts"]), starts, inside, tuple(model["tokens_per_round"]), counts)
+    drafted = _table(model.get("drafted", []))
+    return MeasuredModel(len(model["starts"]), starts, inside, tuple(model["tokens_per_round"]), drafted)
+
+
+def _table(rows: list[list[int]]) -> Counts:
+    """Rows of unlike lengths, filled up with zeros."""
+    return np.array([*zip_longest(*rows, fillvalue=0)], dtype=np.int64).T
 
 
 def _cumulative(rows: list[list[int]]) -> Floats:
-    table = np.zeros((len(rows), LONGEST + 1))
-    for at, row in enumerate(rows):
-        table[at, : len(row)] = row
+    table = _table([*rows, [0] * (LONGEST + 1)])[:-1]
     ends = np.cumsum(table, axis=1) / table.sum(axis=1, keepdims=True)
     flat: Floats = (ends + np.arange(len(rows))[:, None]).ravel()
     return flat

@@ -31,19 +31,11 @@ NAMES: dict[ColumnRole, tuple[str, ...]] = {  # in lower case, with underscores;
     "turn": ("turn", "turn_id", "turn_index", "turn_number"),
     "prompt": ("prompt", "question", "text"),
 }  # fmt: skip
-GIVEN: dict[str, ColumnRole] = {  # what --columns calls them
-    "prompt": "prompt_tokens",
-    "output": "output_tokens",
-    "time": "arrival_s",
-    "acceptance": "acceptance",
-    "session": "session",
-    "turn": "turn",
-    "text": "prompt",
-    "prompt_tokens": "prompt_tokens",
-    "output_tokens": "output_tokens",
-    "arrival_s": "arrival_s",
-}
-SHORT = tuple(GIVEN)[:7]
+SHORT: dict[str, ColumnRole] = {  # what --columns calls them
+    "prompt": "prompt_tokens", "output": "output_tokens", "time": "arrival_s", "acceptance": "acceptance",
+    "session": "session", "turn": "turn", "text": "prompt",
+}  # fmt: skip
+GIVEN: dict[str, ColumnRole] = {role: role for role in NAMES} | SHORT
 
 
 def given_columns(texts: Sequence[str]) -> dict[ColumnRole, str]:

@@ -31,7 +31,6 @@ COUNTER = re.compile(
     r"(\{.*\})?\s+(\S+)"
 )
 POSITION = re.compile(r'[{,]\s*position="(\d{1,3})"')
-BISECTION_STEPS = 50
 UNEVEN = 0.98  # relative to the draft tokens with one draft length
 
 
@@ -109,9 +108,12 @@ def _by_position(path: str, drafts: float, tokens: float, accepted: float, share
         raise bad(path, "", "has inconsistent counts: more tokens accepted than drafted", READ)
     heading = f"{path}: {drafts:,.0f} drafts"
     if len(shares) < 2:
-        rate = round(shares[0] if shares else _rate(accepted / drafts, length), 4)
-        _note(f"{heading} of up to {length} tokens, acceptance rate {rate:g}")
-        return Acceptance(acceptance_rate=rate)
+        from scipy.optimize import brentq
+
+        gained = 1 + accepted / drafts
+        rate = shares[0] if shares else brentq(lambda rate: expected_tokens(rate, length) - gained, 0, 1)
+        warnings.warn(printable(f"{heading} of up to {length} tokens, acceptance rate {rate:.4g}"), Note, stacklevel=2)
+        return Acceptance(acceptance_rate=round(rate, 4))
     rates = [round(min(shares[: at + 1]), 4) for at in range(length)]
     going_on = rates[-1] / rates[-2] if rates[-2] else 0.0
     text = f"{heading}, accepted by position {', '.join(f'{rate:.2f}' for rate in rates)}"
@@ -119,20 +121,7 @@ def _by_position(path: str, drafts: float, tokens: float, accepted: float, share
         text += f"; further positions: {going_on:.2f} times the one before"
     if tokens < UNEVEN * drafts * length:
         text += "; draft lengths varied, and positions that were not drafted count as rejected"
-    _note(text)
+    warnings.warn(printable(text), Note, stacklevel=2)
     while len(rates) < POSITIONS:
         rates.append(round(rates[-1] * going_on, 4))
     return Acceptance(synthetic_acceptance_rates=tuple(rates))
-
-
-def _rate(accepted: float, k: int) -> float:
-    """The rate at which a round of draft length `k` accepts `accepted` tokens on average, by bisection."""
-    low, high = 0.0, 1.0
-    for _ in range(BISECTION_STEPS):
-        middle = (low + high) / 2
-        low, high = (middle, high) if expected_tokens(middle, k) - 1 < accepted else (low, middle)
-    return low
-
-
-def _note(text: str) -> None:
-    warnings.warn(printable(text), Note, stacklevel=2)

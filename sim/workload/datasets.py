@@ -6,22 +6,22 @@ is accepted. Not modelled: the text itself, and requests that failed when they w
 
 from __future__ import annotations
 
-import csv
 import json
 import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import cache
 from itertools import chain
 from pathlib import Path
-from typing import Any, NamedTuple, TextIO
+from typing import Any, TextIO
 
 import numpy as np
 from numpy.typing import NDArray
 
 from pdvsim.sim.limits import MAX_LINE_CHARS, MAX_TOKENS
-from pdvsim.sim.reading import check_file, error_text, printable, quoted
+from pdvsim.sim.reading import check_file, error_text, parse_json, printable, quoted
 from pdvsim.sim.workload.conversations import Growth, Recorded, recorded
 
 Lengths = NDArray[np.int64]  # one row per request: prompt tokens, output tokens
@@ -30,6 +30,7 @@ TOKENS_ACCEPTED = f"a whole number from 1 to {MAX_TOKENS}"
 SHAREGPT_ACCEPTED = (
     'a JSON list of {"conversations": [{"from": "human", "value": text}, {"from": "gpt", "value": text}]}'
 )
+SPEAKERS = ("human", "user"), ("gpt", "chatgpt", "bard", "bing")
 SHAREGPT_TOKENS = 2048  # most prompt and output tokens of a request, as in vLLM
 SHAREGPT_FILTER = f"prompt >= 4, output >= 4, prompt <= 1024 and prompt + output <= {SHAREGPT_TOKENS} tokens"
 CHARACTERS_PER_TOKEN = 4  # approximately, for English text
@@ -38,7 +39,8 @@ EPOCH, EPOCH_UTC = datetime(1970, 1, 1), datetime(1970, 1, 1, tzinfo=UTC)
 SHAREGPT_MODEL = Path(__file__).parent / "data" / "sharegpt_v3.json"
 
 
-class Trace(NamedTuple):
+@dataclass(frozen=True, eq=False)
+class Trace:
     """Requests as recorded: seconds on the trace's own clock, and lengths, in the file's order."""
 
     arrival_s: NDArray[np.float64]
@@ -47,7 +49,7 @@ class Trace(NamedTuple):
     sessions: NDArray[np.int64] | None = None  # the session of each, by number
     timed: bool = True  # whether the file has arrival times
     turns: NDArray[np.int64] | None = None  # of the sessions, if they are conversations, from 0
-    hashes: tuple[tuple[int, ...], ...] | None = None  # of each prompt's blocks of HASHED_TOKENS
+    hashes: NDArray[np.object_] | None = None  # of each prompt's blocks of HASHED_TOKENS
     notes: tuple[str, ...] = ()  # how columns were read
 
     @property
@@ -57,14 +59,8 @@ class Trace(NamedTuple):
 
     def only(self, rows: NDArray[Any]) -> Trace:
         """Return the selected requests."""
-        return self._replace(
-            arrival_s=self.arrival_s[rows],
-            lengths=self.lengths[rows],
-            acceptance=None if self.acceptance is None else self.acceptance[rows],
-            sessions=None if self.sessions is None else self.sessions[rows],
-            turns=None if self.turns is None else self.turns[rows],
-            hashes=None if self.hashes is None else tuple(self.hashes[at] for at in np.arange(len(self.lengths))[rows]),
-        )
+        columns = {name: column for name, column in vars(self).items() if isinstance(column, np.ndarray)}
+        return replace(self, **{name: column[rows] for name, column in columns.items()})
 
     def talk(self) -> Recorded | None:
         """The conversations, if the sessions are some."""
@@ -119,27 +115,6 @@ def json_lines(path: str, accepted: str) -> Iterator[tuple[int, Any]]:
                 yield number, value
 
 
-def csv_rows(
-    path: str, accepted: str, delimiter: Callable[[str], str] = lambda first: ","
-) -> Iterator[tuple[int, list[str]]]:
-    """Line number and fields of each row of a CSV file, header first; `delimiter` is derived from the first line."""
-    with opened(path) as file:
-        lines = lines_of(path, file, accepted)
-        first = next(lines, "")
-        reader = csv.reader(chain([first], lines), delimiter=delimiter(first), strict=True)
-        try:
-            header = [name.strip() for name in next(reader, [])]
-            yield 1, header
-            width = len(header)
-            for row in reader:
-                if len(row) == width:
-                    yield reader.line_num, row
-                elif row:
-                    raise bad(path, f"line {reader.line_num}", f"{len(row)} fields, the header has {width}", accepted)
-        except csv.Error as error:
-            raise bad(path, f"line {reader.line_num}", f"is not CSV ({error})", accepted) from None
-
-
 def moment_s(value: Any) -> float:
     """A date in seconds; nan if it is none. Without a zone it is taken as it stands: this machine's plays no part."""
     try:
@@ -149,28 +124,14 @@ def moment_s(value: Any) -> float:
         return math.nan
 
 
-def _turn(path: str, index: int, turns: list[Any], speakers: tuple[str, ...], after: int) -> int:
-    """Position of the first turn by one of `speakers` after `after`; -1 if there is none."""
-    for at in range(after + 1, len(turns)):
-        turn = turns[at]
-        if type(turn) is not dict or not isinstance(turn.get("value"), str):
-            raise bad(path, f"conversation {index}", f"turn {at} has no text under 'value'", SHAREGPT_ACCEPTED)
-        if turn.get("from", speakers[0]) in speakers:
-            return at
-    return -1
-
-
 def _conversations(path: str, most: int = 1) -> list[list[tuple[str, str]]]:
     """The first human turns and the first reply to each, up to `most`, of every conversation that has both."""
     with opened(path) as file:
-        try:
-            entries = json.load(file)
-        except json.JSONDecodeError as error:
-            raise bad(path, f"line {error.lineno}", f"is not JSON ({error.msg})", SHAREGPT_ACCEPTED) from None
-        except UnicodeError:
-            raise
-        except (ValueError, RecursionError):
-            raise bad(path, "", "holds a number too long or lists too deep", SHAREGPT_ACCEPTED) from None
+        text = file.read()
+    try:
+        entries = parse_json(text)
+    except ValueError as error:
+        raise bad(path, "", str(error), SHAREGPT_ACCEPTED) from None
     if type(entries) is not list:
         raise bad(path, "", f"holds {quoted(entries)}", SHAREGPT_ACCEPTED)
     talks = []
@@ -178,16 +139,17 @@ def _conversations(path: str, most: int = 1) -> list[list[tuple[str, str]]]:
         turns = entry.get("conversations", []) if type(entry) is dict else None
         if type(turns) is not list:
             raise bad(path, f"entry {index}", "has no list of turns", SHAREGPT_ACCEPTED)
-        pairs: list[tuple[str, str]] = []
-        reply = -1
-        while len(pairs) < most:
-            human = _turn(path, index, turns, ("human", "user"), reply)
-            reply = _turn(path, index, turns, ("gpt", "chatgpt", "bard", "bing"), human) if human >= 0 else -1
-            if reply < 0:
+        texts: list[str] = []
+        for at, turn in enumerate(turns):
+            if len(texts) == 2 * most:
                 break
-            pairs.append((turns[human]["value"], turns[reply]["value"]))
-        if pairs:
-            talks.append(pairs)
+            if type(turn) is not dict or not isinstance(turn.get("value"), str):
+                raise bad(path, f"conversation {index}", f"turn {at} has no text under 'value'", SHAREGPT_ACCEPTED)
+            speakers = SPEAKERS[len(texts) % 2]
+            if turn.get("from", speakers[0]) in speakers:
+                texts.append(turn["value"])
+        if len(texts) > 1:
+            talks.append(list(zip(texts[::2], texts[1::2], strict=False)))
     return talks
 
 
@@ -249,7 +211,7 @@ def read_sharegpt(
         raise bad(path, "", "holds no conversation that passes vLLM's filter", SHAREGPT_FILTER)
     table = np.array(rows, dtype=np.int64)
     trace = Trace(np.zeros(len(table)), table[:, :2], timed=False)
-    return trace if turns == 1 else trace._replace(sessions=table[:, 2], turns=table[:, 3])
+    return trace if turns == 1 else replace(trace, sessions=table[:, 2], turns=table[:, 3])
 
 
 def _tokenized(

@@ -25,11 +25,7 @@ from pdvsim.sim.limits import (
 )
 
 if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
-
     from pdvsim.sim.workload.datasets import Trace
-    from pdvsim.sim.workload.own import TraceFile
     from pdvsim.sim.workload.windows import TraceWindow, TraceWindows
 
 Dataset = Literal["random", "prefix_repetition", "sharegpt", "custom", "azure", "burstgpt", "mooncake"]
@@ -156,42 +152,25 @@ class Traffic:
 
     def _kind(self, path: str) -> str:
         """The kind of a file: ShareGPT is a JSON array. Errors are reported when it is read."""
-        from pdvsim.sim.workload.own import is_array, kind_of
+        from pdvsim.sim.workload.own import kind_of
 
         try:
-            return "sharegpt" if is_array(path) else "custom" if self.columns else kind_of(path)
+            return kind_of(path, self.columns)
         except (OSError, ValueError):
             return "sharegpt"
 
-    @property
-    def file(self) -> TraceFile:
-        """The file of requests as it is now."""
-        from pdvsim.sim.workload.own import trace_file
-
-        return trace_file(self.dataset_name, self.dataset_path or "", self.tokenizer, self.columns)
-
     def trace(self) -> Trace:
         """The requests of the file."""
-        from pdvsim.sim.workload.own import read_trace
+        from pdvsim.sim.workload.own import read_own
 
-        return read_trace(self.file)
-
-    @property
-    def _room(self) -> int | None:
-        longest = self.longest_request
-        return None if longest is None else longest - self.prefixes[0]
-
-    def fitting(self) -> NDArray[np.bool_]:
-        """Return a mask of the requests that are short enough."""
-        from pdvsim.sim.workload.own import fitting
-
-        return fitting(self.trace(), self._room, self.input_len, self.output_len)
+        return read_own(self.dataset_path or "", self.tokenizer, self.dataset_name, self.columns)
 
     def windows(self) -> TraceWindows:
         """The windows of the file, of requests that are short enough."""
         from pdvsim.sim.workload.windows import windows_of
 
-        return windows_of(self.file, self._room, self.input_len, self.output_len)
+        room = None if self.longest_request is None else self.longest_request - self.prefixes[0]
+        return windows_of(self.trace(), room, self.input_len, self.output_len)
 
     def window_number(self) -> int | None:
         """The number of the window that is replayed, from 1, by option and seed; None: the whole trace."""

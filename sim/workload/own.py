@@ -15,6 +15,7 @@ import csv
 import math
 import re
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from functools import lru_cache
 from itertools import accumulate, chain
 from os import stat
@@ -28,7 +29,7 @@ from pdvsim.sim.reading import error_text, quoted, read_json, shortened
 from pdvsim.sim.workload import datasets
 from pdvsim.sim.workload.columns import ColumnRole, columns_of, plain_name
 from pdvsim.sim.workload.conversations import HASHED_TOKENS
-from pdvsim.sim.workload.datasets import ESTIMATED, TOKENS_ACCEPTED, Trace, bad, json_lines, opened, token_counter
+from pdvsim.sim.workload.datasets import Trace, bad, json_lines, lines_of, opened
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -44,18 +45,15 @@ CUSTOM_OUTPUT = 256  # output tokens if the file has none: vLLM's --custom-outpu
 class PublishedTrace(NamedTuple):
     """A published trace: the columns that identify it, and how it is read."""
 
-    columns: set[str]
+    columns: set[str]  # hash_ids, which may be missing, name the blocks of prompts
     only: tuple[str, str] | None = None  # rows with this value in this column
     unit: str | None = None  # of its times; None: as those of any file
-    hashed: bool = False  # its hash_ids, which may be missing, name the blocks of prompts
 
 
 PUBLISHED = {
     "azure": PublishedTrace({"timestamp", "contexttokens", "generatedtokens"}),
     "burstgpt": PublishedTrace({"timestamp", "model", "request_tokens", "response_tokens"}, ("Model", "GPT-4")),
-    "mooncake": PublishedTrace(
-        {"timestamp", "input_length", "output_length", "hash_ids"}, unit="milliseconds", hashed=True
-    ),
+    "mooncake": PublishedTrace({"timestamp", "input_length", "output_length", "hash_ids"}, unit="milliseconds"),
 }
 UNITS = {"seconds": 1.0, "milliseconds": 1e3, "microseconds": 1e6, "nanoseconds": 1e9}  # in a second
 A_CLOCK_S = 1e8  # larger times are dates, not times since a start
@@ -66,75 +64,44 @@ ACCEPTED = (
 )
 
 
-class TraceFile(NamedTuple):
-    """A file of requests and how to read it; another one once the file has changed."""
+def kind_of(path: str, named: tuple[str, ...] = ()) -> str:
+    """The data set that a file's head looks like: ShareGPT is an array, a published trace has its columns, else custom.
 
-    name: str
-    path: str
-    tokenizer: str | None
-    columns: tuple[str, ...]
-    version: tuple[int, int]
-
-
-def trace_file(name: str, path: str, tokenizer: str | None = None, columns: tuple[str, ...] = ()) -> TraceFile:
-    """The file as it is now."""
-    try:
-        status = stat(path)
-        version = status.st_mtime_ns, status.st_size
-    except (OSError, ValueError):
-        version = 0, 0  # the reader reports the error
-    return TraceFile(name, path, tokenizer, columns, version)
-
-
-@lru_cache(maxsize=4)
-def read_trace(file: TraceFile) -> Trace:
-    """The requests of a file, cached while it is unchanged."""
-    return read_own(file.path, file.tokenizer, None if file.name == "custom" else file.name, file.columns)
-
-
-def read_requests(name: str, path: str, tokenizer: str | None = None, columns: tuple[str, ...] = ()) -> Trace:
-    """The requests of a trace."""
-    return read_trace(trace_file(name, path, tokenizer, columns))
-
-
-def fitting(trace: Trace, longest: int | None, prompt: int | None, output: int | None) -> NDArray[np.bool_]:
-    """A mask of the requests with at most `longest` tokens; `prompt` and `output` override their lengths.
-
-    If both are given all requests have the same length, and none is excluded.
+    A file whose columns are `named` is no published trace.
     """
-    if longest is None or (prompt is not None and output is not None):
-        return np.ones(len(trace.lengths), dtype=np.bool_)
-    own = trace.lengths[:, [prompt is None, output is None]].sum(axis=1)
-    fits: NDArray[np.bool_] = own + (prompt or 0) + (output or 0) <= longest
-    return fits
-
-
-def kind_of(path: str) -> str:
-    """The published trace that a file's columns match, or custom."""
-    with opened(path) as file:
-        head = file.readline(1 << 16)
-    if head.lstrip().startswith("{"):
-        keys = re.findall(r'"(\w+)"\s*:', head)
-    else:
-        keys = next(csv.reader([head.strip()], delimiter=_delimiter(head)), [])
-    names = set(map(plain_name, keys))
+    head = _head(path)
+    if head.startswith("["):
+        return "sharegpt"
+    line = next(iter(head.splitlines()), "")
+    keys = re.findall(r'"(\w+)"\s*:', line)
+    if not head.startswith("{"):
+        keys = next(csv.reader([line], delimiter=_delimiter(line)), [])
+    names = set() if named else set(map(plain_name, keys))
     return next((kind for kind, published in PUBLISHED.items() if published.columns <= names), "custom")
 
 
-def is_array(path: str) -> bool:
-    """Return whether a file is one JSON array, as ShareGPT is."""
+def _head(path: str) -> str:
     with opened(path) as file:
-        return file.readline(1 << 16).lstrip().startswith("[")
+        return file.read(1 << 16).lstrip()
 
 
-def read_own(path: str, tokenizer: str | None = None, kind: str | None = None, named: tuple[str, ...] = ()) -> Trace:
-    """The requests of a file, of a kind that is inferred or given; a ValueError of one line names a bad line and field.
+def read_own(path: str, tokenizer: str | None = None, kind: str = "custom", named: tuple[str, ...] = ()) -> Trace:
+    """The requests of a file, of a kind that is inferred or given; remembered while the file is unchanged.
 
-    Of a published trace only times, lengths and hashes are read. A file whose columns are `named` is none. Rows without
-    prompt or output, as those of failed requests, are counted and excluded.
+    A ValueError of one line names a bad line and field. Of a published trace only times, lengths and hashes are read.
+    A file whose columns are `named` is none. Rows without prompt or output, as those of failed requests, are counted
+    and excluded.
     """
-    inferred = kind is None
-    kind = kind or ("custom" if named else kind_of(path))
+    version = 0, 0
+    with suppress(OSError, ValueError):  # the reader reports the error
+        version = stat(path).st_mtime_ns, stat(path).st_size
+    return _read(path, tokenizer, kind, named, version)
+
+
+@lru_cache(maxsize=4)
+def _read(path: str, tokenizer: str | None, kind: str, named: tuple[str, ...], version: tuple[int, int]) -> Trace:
+    inferred = kind == "custom"
+    kind = kind_of(path, named) if inferred else kind
     published = PUBLISHED.get(kind)
     log = _log(path, kind, named)
     counted = "prompt_tokens" in log.columns
@@ -142,16 +109,20 @@ def read_own(path: str, tokenizer: str | None = None, kind: str | None = None, n
         name = log.columns["prompt_tokens"]
         raise ValueError(f"--tokenizer has no effect here: {path} already has token counts ({name})")
     every = len(log.cells)
-    prompt = log.values("prompt_tokens", TOKENS_ACCEPTED, _is_tokens) if counted else np.ones(every)
+    prompt = log.values("prompt_tokens", datasets.TOKENS_ACCEPTED, _is_tokens) if counted else np.ones(every)
     has_output = "output_tokens" in log.columns
-    output = log.values("output_tokens", TOKENS_ACCEPTED, _is_tokens) if has_output else np.full(every, CUSTOM_OUTPUT)
+    output = (
+        log.values("output_tokens", datasets.TOKENS_ACCEPTED, _is_tokens)
+        if has_output
+        else np.full(every, CUSTOM_OUTPUT)
+    )
     full = (prompt > 0) & (output > 0)
     if not full.any():
         raise bad(path, "", "holds no request with a prompt and an output", ACCEPTED)
     log, lengths = log._replace(cells=log.cells[full]), np.column_stack((prompt, output))[full].astype(np.int64)
     if not counted:
         log.values("prompt", "a text", np.array, lambda cell: isinstance(cell, str))
-        lengths[:, 0] = np.maximum(1, token_counter(tokenizer)(list(log.cells["prompt"])))
+        lengths[:, 0] = np.maximum(1, datasets.token_counter(tokenizer)(list(log.cells["prompt"])))
     times_s, unit = log.times_s(published) if "arrival_s" in log.columns else (np.zeros(len(lengths)), "")
     arrival_s, rates, turns = _spread(times_s), None, None
     if "acceptance" in log.columns:
@@ -162,7 +133,7 @@ def read_own(path: str, tokenizer: str | None = None, kind: str | None = None, n
     taken = [f"{text} ({unit})" if text.startswith("arrival_s") else text for text in taken]
     notes = {
         ", ".join(taken): bool(taken),
-        ESTIMATED: not counted and tokenizer is None,
+        datasets.ESTIMATED: not counted and tokenizer is None,
         "times are whole seconds; requests of the same second are spread evenly over it": arrival_s is not times_s,
         f"{every - len(lengths)} of {every} rows have no prompt or no output and are excluded": len(lengths) < every,
     }
@@ -174,7 +145,7 @@ def read_own(path: str, tokenizer: str | None = None, kind: str | None = None, n
         sessions=log.cells["session"].astype(str).factorize()[0] if "session" in log.columns else None,
         turns=turns,
         timed="arrival_s" in log.columns,
-        hashes=log.hashes(lengths[:, 0]) if published and published.hashed else None,
+        hashes=log.hashes(lengths[:, 0]) if published and "hash_ids" in published.columns else None,
         notes=recognised if published else tuple(f"{path}: {note}" for note, true in notes.items() if true),
     )
 
@@ -247,7 +218,7 @@ class LogTable(NamedTuple):
         unit = (published and published.unit) or unit
         return values / UNITS[unit], unit
 
-    def hashes(self, prompts: NDArray[np.int64]) -> tuple[tuple[int, ...], ...] | None:
+    def hashes(self, prompts: NDArray[np.int64]) -> NDArray[np.object_] | None:
         """Numbers of all hashes so far: equal ones have equal prefixes, whatever the file holds. None: not given."""
         if self.cells["hash_ids"].isna().any():
             return None
@@ -258,7 +229,7 @@ class LogTable(NamedTuple):
                        initial=-1)
             for ids, prompt in zip(self.cells["hash_ids"], prompts.tolist(), strict=True)
         )  # fmt: skip
-        return tuple(tuple(own)[1:] for own in numbered)
+        return np.fromiter((tuple(own)[1:] for own in numbered), object, len(prompts))
 
 
 def _is_tokens(values: NDArray[np.float64]) -> NDArray[np.bool_]:
@@ -275,20 +246,18 @@ def _spread(times_s: NDArray[np.float64]) -> NDArray[np.float64]:
 
     Otherwise they would be bursts that did not happen.
     """
-    seconds, at, counts = np.unique(times_s, return_inverse=True, return_counts=True)
-    if seconds[0] < A_CLOCK_S or (seconds % 1).any() or counts.max() == 1:
+    import pandas as pd
+
+    second = pd.Series(times_s).groupby(times_s)
+    counts = second.transform("size")
+    if times_s.min() < A_CLOCK_S or (times_s % 1).any() or counts.max() == 1:
         return times_s
-    order = np.argsort(at, kind="stable")
-    place = np.empty(len(at))
-    place[order] = np.arange(len(at)) - np.repeat(np.cumsum(counts) - counts, counts)
-    spread: NDArray[np.float64] = times_s + place / counts[at]
-    return spread
+    return (times_s + second.cumcount() / counts).to_numpy()
 
 
 def _rows(path: str, kind: str) -> Iterator[tuple[int, dict[str, Value]]]:
     """Line number and cells of each row."""
-    with opened(path) as file:
-        head = file.read(1 << 16).lstrip()
+    head = _head(path)
     if kind != "mooncake" and MARK in head and head.startswith("{"):
         yield from bench_rows(path)
     elif kind == "mooncake" or head.startswith("{"):
@@ -302,10 +271,24 @@ def _rows(path: str, kind: str) -> Iterator[tuple[int, dict[str, Value]]]:
                     row = {**row, **inner} if name == "usage" else {**inner, **row}
             yield line, row
     else:
-        rows = datasets.csv_rows(path, ACCEPTED, _delimiter)
-        _, header = next(rows)
-        for line, cells in rows:
-            yield line, dict(zip(header, cells, strict=True))
+        yield from _csv_rows(path)
+
+
+def _csv_rows(path: str) -> Iterator[tuple[int, dict[str, str]]]:
+    with opened(path) as file:
+        lines = lines_of(path, file, ACCEPTED)
+        first = next(lines, "")
+        reader = csv.reader(chain([first], lines), delimiter=_delimiter(first), strict=True)
+        try:
+            header = [name.strip() for name in next(reader, [])]
+            for row in reader:
+                if row and (width := len(row)) != len(header):
+                    what = f"{width} fields, the header has {len(header)}"
+                    raise bad(path, f"line {reader.line_num}", what, ACCEPTED)
+                if row:
+                    yield reader.line_num, dict(zip(header, row, strict=True))
+        except csv.Error as error:
+            raise bad(path, f"line {reader.line_num}", f"is not CSV ({error})", ACCEPTED) from None
 
 
 def _delimiter(line: str) -> str:
@@ -333,12 +316,10 @@ def bench_document(path: str) -> dict[str, Any]:
     """A result of `vllm bench serve`, or of `realrun`; a ValueError of one line if it is not one."""
     try:
         document = read_json(path)
-    except OSError as error:
-        raise ValueError(f"{path}: {error.strerror}; expected a result of `vllm bench serve`") from None
-    except ValueError as error:
-        raise ValueError(f"{path}: {error_text(error)}") from None
+    except (OSError, ValueError) as error:
+        raise bad(path, "", error_text(error), DETAILED) from None
     if not isinstance(document, dict):
-        raise ValueError(f"{path}: not a result of `vllm bench serve`: expected a JSON object")
+        raise bad(path, "", f"holds {quoted(document)}", DETAILED)
     return document
 
 
@@ -356,9 +337,9 @@ def bench_rows(path: str) -> Iterator[tuple[int, dict[str, Any]]]:
         if not isinstance(values, list) or len(values) != len(document["input_lens"]):
             raise bad(path, "", f"has no list of {name} for each request", DETAILED)
     queued = document.get("queue_times")
-    queued = [_number(one) for one in queued] if isinstance(queued, list) else []
     for number, row in enumerate(zip(*columns.values(), strict=True)):
         request = dict(zip(columns, row, strict=True))
-        if number < len(queued) and not math.isnan(_number(request.get("arrival_s"))):
-            request["arrival_s"] = _number(request["arrival_s"]) - queued[number]
+        due_s = _number(request.get("arrival_s"))
+        if isinstance(queued, list) and number < len(queued) and not math.isnan(due_s):
+            request["arrival_s"] = due_s - _number(queued[number])
         yield number, request

@@ -79,7 +79,7 @@ class Workload:
         given = acceptance != Acceptance()  # an option overrides the column
         self._rates = None if trace is None or given else trace.acceptance
         self._hashes = None if trace is None else trace.hashes
-        self._span = 1 + max(map(max, self._hashes)) if self._hashes else 0
+        self._span = 1 + max(map(max, self._hashes)) if self._hashes is not None else 0
         self._talk = None if trace is None else trace.talk()
         _check_shared(traffic, trace)
         self._table = None if trace is None else trace.lengths
@@ -257,15 +257,15 @@ def _trace(traffic: Traffic, rng: np.random.Generator) -> Trace | None:
         )
     if traffic.dataset_name not in TRACES:
         return None
-    trace, fits = traffic.trace(), traffic.fitting()
-    if not fits.any():
+    trace, fitting = traffic.trace(), traffic.windows().whole
+    if not len(fitting):
         raise ValueError(
-            f"{traffic.dataset_path}: all {len(fits)} requests have more than {traffic.longest_request} tokens: "
-            "choose models with a longer context or raise --max-model-len"
+            f"{traffic.dataset_path}: all {len(trace.lengths)} requests have more than {traffic.longest_request} "
+            "tokens: choose models with a longer context or raise --max-model-len"
         )
     if traffic.use_trace_timestamps:
         return trace.only(traffic.replayed().rows)
-    return trace if fits.all() else trace.only(fits)
+    return trace if len(fitting) == len(trace.lengths) else trace.only(np.sort(fitting.rows))
 
 
 def trace_rate(traffic: Traffic) -> float | None:
@@ -298,7 +298,7 @@ def _replayed(traffic: Traffic, trace: Trace) -> Replay:
         raise ValueError(f"--use-trace-timestamps: {traffic.dataset_path} has no column of arrival times")
     rows, count = len(trace.arrival_s), traffic.num_prompts  # by arrival
     if math.isinf(traffic.request_rate):
-        if count > (whole := len(traffic.fitting())):
+        if count > (whole := len(traffic.trace().lengths)):
             raise ValueError(f"num-prompts is {count}, but {traffic.dataset_path} holds {whole} requests")
         order = np.arange(min(rows, count))
         return Replay(trace.arrival_s[order] - trace.arrival_s[0], order, np.zeros(len(order), dtype=np.int64))

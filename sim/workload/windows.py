@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pdvsim.sim.workload.datasets import Trace
-from pdvsim.sim.workload.own import A_CLOCK_S, TraceFile, fitting, read_trace
+from pdvsim.sim.workload.own import A_CLOCK_S
 
 WINDOW_REQUESTS = 5000  # most requests of a window, and of a trace that is one
 LEAST_REQUESTS = 500  # fewest of the busiest window, if longer ones are not too long
@@ -65,10 +65,15 @@ class TraceWindows:
 
 
 @lru_cache(maxsize=16)
-def windows_of(file: TraceFile, longest: int | None, prompt: int | None, output: int | None) -> TraceWindows:
-    """The windows of a file, without requests that are too long (`fitting`)."""
-    trace = read_trace(file)
-    return cut(trace, np.flatnonzero(fitting(trace, longest, prompt, output)))
+def windows_of(trace: Trace, longest: int | None, prompt: int | None, output: int | None) -> TraceWindows:
+    """The windows of a trace, of requests with at most `longest` tokens; `prompt` and `output` override their lengths.
+
+    If both are given all requests have the same length, and none is excluded.
+    """
+    if longest is None or (prompt is not None and output is not None):
+        return cut(trace, np.arange(len(trace.lengths)))
+    own = trace.lengths[:, [prompt is None, output is None]].sum(axis=1)
+    return cut(trace, np.flatnonzero(own + (prompt or 0) + (output or 0) <= longest))
 
 
 def cut(trace: Trace, rows: NDArray[np.int64]) -> TraceWindows:

@@ -18,7 +18,7 @@ from pdvsim.sim.core import ENDLESS
 from pdvsim.sim.policies import ARCHS
 from pdvsim.sim.run import simulate
 from pdvsim.sim.workload.conversations import origins_of
-from pdvsim.sim.workload.own import read_requests
+from pdvsim.sim.workload.own import read_own
 from pdvsim.sim.workload.requests import Workload, make_requests
 
 SHORT = "tinyllama-1.1b:llama-2-7b"  # contexts of 2,048 tokens
@@ -167,8 +167,8 @@ def test_mooncake_s_hashes_are_prefixes(mooncake: str) -> None:
 
 
 def test_traffic_says_how_much_repeats(mooncake: str, talks: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert repeated_share(read_requests("mooncake", mooncake)) == pytest.approx((1024 + 512) / 3000)
-    assert repeated_share(read_requests("custom", talks)) == pytest.approx((128 + 48) / 316)
+    assert repeated_share(read_own(mooncake, kind="mooncake")) == pytest.approx((1024 + 512) / 3000)
+    assert repeated_share(read_own(talks)) == pytest.approx((128 + 48) / 316)
     assert main(["traffic", mooncake]) == 0
     assert "51% of the prompt tokens repeat a prefix that was sent before" in capsys.readouterr().out
 
