@@ -123,12 +123,6 @@ class Census:
         turns = self.count / self._starts
         return Half(self.count, turns, line.counts[:, : stop + 1], bins, bins * width_s) if bins else None
 
-    def in_system(self, start_s: float, stop_s: float) -> float:
-        """Mean number of requests that had arrived and not finished, as counted at the ends of bins."""
-        arrived, _, finished, _ = self._timeline.counts.cumsum(axis=1)
-        at = slice(*(int(edge_s / self._timeline.width_s) for edge_s in (start_s, stop_s)))
-        return float((arrived - finished)[at].mean())
-
 
 class Half:
     """The second half of the arrivals of `count` requests: `counts` end with it, each slice is `bins` of them.

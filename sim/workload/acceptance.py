@@ -154,14 +154,6 @@ def _runs(uniforms: Uniforms, rates: Uniforms | np.float32, ends: NDArray[np.int
     return np.minimum(run, LONGEST_RUN, out=run).astype(np.uint8)
 
 
-def _positional(uniforms: Uniforms, rates: tuple[float, ...]) -> NDArray[np.uint8]:
-    """The number of unconditional rates that exceed the uniform number of each position."""
-    count = np.zeros(len(uniforms), dtype=np.uint8)
-    for rate in rates[:LONGEST_RUN]:
-        count += uniforms < np.float32(rate)
-    return count
-
-
 class Streams:
     """Samples the streams of requests in order, in chunks of any size; more requests do not change the first ones."""
 
@@ -195,7 +187,8 @@ class Streams:
             if acceptance.acceptance_model is not None:
                 flat = draw_runs(measured(acceptance.acceptance_model), uniforms, ends - spans, ends, base[first:last])
             elif acceptance.synthetic_acceptance_rates:
-                flat = _positional(uniforms, acceptance.synthetic_acceptance_rates)
+                rates = acceptance.synthetic_acceptance_rates[:LONGEST_RUN]
+                flat = np.sum([uniforms < np.float32(rate) for rate in rates], axis=0, dtype=np.uint8)
             elif acceptance.acceptance_concentration is None and own is None:
                 flat = _runs(uniforms, np.float32(acceptance.acceptance_rate), ends)
             else:

@@ -96,9 +96,8 @@ def recorded(sessions: NDArray[np.int64], turns: NDArray[np.int64], lengths: NDA
     """The conversations of a file, from the session and turn of each row."""
     _, first, session = np.unique(sessions, return_index=True, return_inverse=True)
     conversation = np.argsort(np.argsort(first))[session]  # in the order in which they begin
-    rows: list[list[int]] = [[] for _ in first]
-    for row in np.lexsort((turns, conversation)).tolist():
-        rows[conversation[row]].append(row)
+    order = np.lexsort((turns, conversation))
+    rows = [own.tolist() for own in np.split(order, np.flatnonzero(np.diff(conversation[order])) + 1)]
     turn = np.zeros(len(conversation), dtype=np.int64)
     origins: list[Origins] = [()] * len(conversation)
     for own_rows in rows:

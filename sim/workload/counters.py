@@ -15,8 +15,9 @@ from collections import defaultdict
 from collections.abc import Sequence
 from typing import Any
 
+from pdvsim.sim.limits import MAX_CONFIG_BYTES
 from pdvsim.sim.models.names import Note
-from pdvsim.sim.reading import error_text, parse_json, printable, quoted, read_text
+from pdvsim.sim.reading import parse_json, printable, quoted
 from pdvsim.sim.workload.acceptance import LONGEST_RUN, expected_tokens
 from pdvsim.sim.workload.datasets import bad, opened
 from pdvsim.sim.workload.options import Acceptance
@@ -40,14 +41,10 @@ def read_acceptance(path: str) -> Acceptance:
     A ValueError of one line names the file and what is wrong with it.
     """
     with opened(path) as file:
-        first = file.read(1 << 16).lstrip()[:1]
-    if first == "[":
+        text = file.read(MAX_CONFIG_BYTES).lstrip()
+    if text.startswith("["):
         return Acceptance(acceptance_trace=path)
-    try:
-        text = read_text(path)
-    except (OSError, ValueError) as error:
-        raise bad(path, "", f"cannot be read ({error_text(error)})", READ) from None
-    if first != "{":
+    if not text.startswith("{"):
         return _by_position(path, *_of_metrics(path, text))
     try:
         result = parse_json(text)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -120,6 +121,11 @@ class Traffic:
         return usual[0] if self.prefix_len is None else self.prefix_len, self.num_prefixes or usual[1]
 
     @property
+    def room(self) -> int:
+        """Most tokens of a request without its prefix."""
+        return (self.longest_request or 2 * MAX_TOKENS) - self.prefixes[0]
+
+    @property
     def shares(self) -> bool:
         """Whether requests may have a prefix in common."""
         return bool(self.prefixes[0]) or self.converses or (self.dataset_name in TRACES and self.trace().shares)
@@ -131,7 +137,10 @@ class Traffic:
 
     def __post_init__(self) -> None:
         if self.dataset_name == "sharegpt" and self.dataset_path is not None:
-            object.__setattr__(self, "dataset_name", self._kind(self.dataset_path))
+            from pdvsim.sim.workload.own import kind_of
+
+            with suppress(OSError, ValueError):  # errors are reported when it is read
+                object.__setattr__(self, "dataset_name", kind_of(self.dataset_path, self.columns))
         if self.dataset_name in TRACES and self.dataset_path is None:
             raise ValueError(f"dataset {self.dataset_name} needs --dataset-path with its file")
         window = self.window
@@ -150,15 +159,6 @@ class Traffic:
             object.__setattr__(self, "num_prompts", count)
         check_ranges(self)
 
-    def _kind(self, path: str) -> str:
-        """The kind of a file: ShareGPT is a JSON array. Errors are reported when it is read."""
-        from pdvsim.sim.workload.own import kind_of
-
-        try:
-            return kind_of(path, self.columns)
-        except (OSError, ValueError):
-            return "sharegpt"
-
     def trace(self) -> Trace:
         """The requests of the file."""
         from pdvsim.sim.workload.own import read_own
@@ -169,8 +169,7 @@ class Traffic:
         """The windows of the file, of requests that are short enough."""
         from pdvsim.sim.workload.windows import windows_of
 
-        room = None if self.longest_request is None else self.longest_request - self.prefixes[0]
-        return windows_of(self.trace(), room, self.input_len, self.output_len)
+        return windows_of(self.trace(), self.room, self.input_len, self.output_len)
 
     def window_number(self) -> int | None:
         """The number of the window that is replayed, from 1, by option and seed; None: the whole trace."""

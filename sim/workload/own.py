@@ -109,12 +109,9 @@ def _read(path: str, tokenizer: str | None, kind: str, named: tuple[str, ...], v
         name = log.columns["prompt_tokens"]
         raise ValueError(f"--tokenizer has no effect here: {path} already has token counts ({name})")
     every = len(log.cells)
-    prompt = log.values("prompt_tokens", datasets.TOKENS_ACCEPTED, _is_tokens) if counted else np.ones(every)
-    has_output = "output_tokens" in log.columns
-    output = (
-        log.values("output_tokens", datasets.TOKENS_ACCEPTED, _is_tokens)
-        if has_output
-        else np.full(every, CUSTOM_OUTPUT)
+    prompt, output = (
+        log.values(role, datasets.TOKENS_ACCEPTED, _is_tokens) if role in log.columns else np.full(every, otherwise)
+        for role, otherwise in (("prompt_tokens", 1), ("output_tokens", CUSTOM_OUTPUT))
     )
     full = (prompt > 0) & (output > 0)
     if not full.any():
@@ -276,7 +273,7 @@ def _rows(path: str, kind: str) -> Iterator[tuple[int, dict[str, Value]]]:
 
 def _csv_rows(path: str) -> Iterator[tuple[int, dict[str, str]]]:
     with opened(path) as file:
-        lines = lines_of(path, file, ACCEPTED)
+        lines = lines_of(file)
         first = next(lines, "")
         reader = csv.reader(chain([first], lines), delimiter=_delimiter(first), strict=True)
         try:

@@ -24,7 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pdvsim.sim.core import ENDLESS, Chain, DrawnStreams, Request
-from pdvsim.sim.limits import MAX_OUTPUT_TOKENS, MAX_TOKENS
+from pdvsim.sim.limits import MAX_OUTPUT_TOKENS
 from pdvsim.sim.workload import datasets
 from pdvsim.sim.workload.acceptance import Streams, copied
 from pdvsim.sim.workload.conversations import Growth, after_prefix, hashed_chain, own_text, session_chain
@@ -153,24 +153,30 @@ class Workload:
 
     def largest(self) -> Request:
         """The first of the requests with the most tokens, arriving at time 0."""
-        most, largest, first = -1, (0, 0, 0), 0
-        for tokens in self.lengths():
-            total = tokens.sum(axis=1)
-            at = int(total.argmax())
-            if int(total[at]) > most:
-                most, largest = int(total[at]), (first + at, int(tokens[at, 0]), int(tokens[at, 1]))
-            first += len(tokens)
-        return Request(largest[0], 0.0, largest[1], largest[2], b"", ((ENDLESS, 0),) if self.shares else ())
+        most = (
+            (part.start + (at := int(tokens.sum(axis=1).argmax())), *tokens[at].tolist())
+            for part, tokens in zip(self._parts(), self.lengths(), strict=True)
+        )
+        number, prompt, output = max(most, key=lambda one: one[1] + one[2])
+        return Request(number, 0.0, prompt, output, b"", ((ENDLESS, 0),) if self.shares else ())
 
     def arrivals(self) -> Iterator[NDArray[np.float64]]:
-        """Arrival times, chunk by chunk; of conversations that are not replayed, those of their first turns."""
+        """Arrival times, chunk by chunk; of conversations that are not replayed, those of their first turns.
+
+        Gaps are Gamma-distributed with shape `burstiness` and mean 1/rate, as in `vllm bench serve`; all times are 0
+        at rate inf. As there, the first request arrives one gap after the start. vLLM then scales all times so that the
+        last is num_prompts/rate. That is omitted, as early arrivals would depend on the number of requests.
+        """
         if self._replay is not None:
             yield from (self._replay.arrival_s[part] for part in self._parts())
             return
-        rng, at_s, rate = copied(self._arrivals), 0.0, self.traffic.request_rate / self.mean_turns
+        rng, rate, shape = copied(self._arrivals), self.traffic.request_rate / self.mean_turns, self.traffic.burstiness
+        reached = np.zeros(1)
         for starts in self._starts():
-            arrival_s, at_s = _arrivals(rate, self.traffic.burstiness, starts, rng, at_s)
-            yield arrival_s
+            gaps = np.zeros(starts) if math.isinf(rate) else rng.standard_gamma(shape, size=starts)
+            gaps[:1] += reached[-1]
+            reached = np.cumsum(gaps) if starts else reached
+            yield reached[:starts] / (rate * shape)
 
     def _starts(self) -> Iterator[int]:
         """Requests of each chunk that do not wait for an answer."""
@@ -181,8 +187,7 @@ class Workload:
     @property
     def starts(self) -> int:
         """Requests that begin a conversation or belong to none."""
-        replays_turns = self._replay is not None and self._talk is not None
-        return sum(len(part.starts) for part in self._drawn()) if replays_turns else sum(self._starts())
+        return sum(self._starts())
 
     @cached_property
     def mean_turns(self) -> float:
@@ -195,8 +200,7 @@ class Workload:
 
     def lengths(self) -> Iterator[Lengths]:
         """Prompt and output tokens, chunk by chunk."""
-        for part in self._drawn():
-            yield part.lengths
+        return (part.lengths for part in self._drawn())
 
     def _drawn(self) -> Iterable[DrawnRequests]:
         """Lengths, rows of the file and conversations, chunk by chunk; a single chunk is kept."""
@@ -206,23 +210,29 @@ class Workload:
 
     def _draw(self) -> Iterator[DrawnRequests]:
         rng, spreads, traffic = copied(self._lengths), copied(self._spreads), self.traffic
-        prefix_len, longest = traffic.prefixes[0], traffic.longest_request or math.inf
+        given = [at for at, length in enumerate((traffic.input_len, traffic.output_len)) if length is not None]
         grows = self._talk is None and traffic.num_turns > 1
-        growth = Growth(traffic.num_turns, longest - prefix_len) if grows else None
+        growth = Growth(traffic.num_turns, traffic.room) if grows else None
         for part in self._parts():
-            sessions = turns = None
-            rows = None if self._order is None else _picked(self._order, part, rng)
-            if rows is None or self._table is None:
-                tokens = _made_up(traffic, part.stop - part.start, rng)
-            else:
+            rows = sessions = turns = None
+            count = part.stop - part.start
+            if self._order is not None and self._table is not None:
+                rows = self._order[part]  # in order and, as in vLLM, repeated if the file has too few
+                more = rng.integers(len(self._order), size=count - len(rows))
+                rows = np.concatenate((rows, self._order[more]))
                 tokens = self._table[rows]
-            tokens = _overridden(traffic, tokens, spreads)
+            elif traffic.dataset_name in LENGTHS:
+                tokens = _uniform(traffic, count, rng)
+            else:
+                tokens = datasets.sample_sharegpt(count, rng, max(2, min(traffic.room, datasets.SHAREGPT_TOKENS)))
+            if given and traffic.dataset_name not in LENGTHS:
+                tokens[:, given] = _uniform(traffic, count, spreads)
             if growth is not None:
                 tokens, talk = growth.add(tokens)
                 sessions, turns = talk.T
             elif self._talk is not None and self._sessions is not None:
                 sessions, turns = self._sessions[part], self._talk.turn[rows]
-            tokens[:, 0] += prefix_len
+            tokens[:, 0] += traffic.prefixes[0]
             yield DrawnRequests(tokens, rows, sessions, turns)
 
     def _parts(self) -> Iterator[slice]:
@@ -230,31 +240,11 @@ class Workload:
             yield slice(first, min(first + self.chunk, len(self)))
 
 
-def _arrivals(
-    rate: float, burstiness: float, count: int, rng: np.random.Generator, at_s: float
-) -> tuple[NDArray[np.float64], float]:
-    """The next arrival times, and the sum of gaps, which was `reached` before.
-
-    Gaps are Gamma-distributed with shape `burstiness` and mean 1/rate, as in `vllm bench serve`; all times are 0 at
-    rate inf. As there, the first request arrives one gap after the start. vLLM then scales all times so that the last
-    is num_prompts/rate. That is omitted, as early arrivals would depend on the number of requests.
-    """
-    if math.isinf(rate) or not count:
-        return np.zeros(count), at_s
-    gaps = rng.standard_gamma(burstiness, size=count)
-    gaps[0] += at_s
-    sums = np.cumsum(gaps)
-    arrival_s: NDArray[np.float64] = sums / (rate * burstiness)
-    return arrival_s, float(sums[-1])
-
-
 def _trace(traffic: Traffic, rng: np.random.Generator) -> Trace | None:
     """The requests of the file that are short enough, for data sets of requests and ShareGPT's conversations."""
     if traffic.dataset_name == "sharegpt" and traffic.dataset_path is not None:
-        room = (traffic.longest_request or MAX_TOKENS) - traffic.prefixes[0]
-        return datasets.read_sharegpt(
-            traffic.dataset_path, traffic.tokenizer, traffic.num_prompts, rng, room, traffic.num_turns
-        )
+        wanted, turns = traffic.num_prompts, traffic.num_turns
+        return datasets.read_sharegpt(traffic.dataset_path, traffic.tokenizer, wanted, rng, traffic.room, turns)
     if traffic.dataset_name not in TRACES:
         return None
     trace, fitting = traffic.trace(), traffic.windows().whole
@@ -341,20 +331,6 @@ def _other_days(
     return np.concatenate(times_s)[:count], np.concatenate([rows[number] for number in drawn])[:count]
 
 
-def _picked(order: NDArray[np.int64], part: slice, rng: np.random.Generator) -> NDArray[np.int64]:
-    """The rows of some requests: in order and, as in vLLM, repeated if the file has too few."""
-    first = order[part]
-    return np.concatenate((first, order[rng.integers(len(order), size=part.stop - part.start - len(first))]))
-
-
-def _made_up(traffic: Traffic, count: int, rng: np.random.Generator) -> Lengths:
-    """The lengths of some requests, from a model."""
-    if traffic.dataset_name in LENGTHS:
-        return _uniform(traffic, count, rng)
-    room = (traffic.longest_request or MAX_TOKENS) - traffic.prefixes[0]
-    return datasets.sample_sharegpt(count, rng, max(2, min(room, datasets.SHAREGPT_TOKENS)))
-
-
 def _uniform(traffic: Traffic, count: int, rng: np.random.Generator) -> Lengths:
     """Integer lengths uniform in [floor(len*(1-ratio)), ceil(len*(1+ratio))], at least 1, as vLLM's random data set."""
     mean = np.array(traffic.fixed_lengths, dtype=np.float64)
@@ -363,14 +339,6 @@ def _uniform(traffic: Traffic, count: int, rng: np.random.Generator) -> Lengths:
     uniform = rng.random((count, len(mean)))
     lengths: Lengths = (low + np.floor(uniform * (high - low + 1))).astype(np.int64)
     return lengths
-
-
-def _overridden(traffic: Traffic, tokens: Lengths, rng: np.random.Generator) -> Lengths:
-    """Lengths with --input-len and --output-len instead of the data set's."""
-    if traffic.dataset_name not in LENGTHS and traffic.fixed_lengths:
-        given = [at for at, length in enumerate((traffic.input_len, traffic.output_len)) if length is not None]
-        tokens[:, given] = _uniform(traffic, len(tokens), rng)
-    return tokens
 
 
 def _check_tokens(total: int) -> None:

@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import reduce
 from typing import Annotated
 
 from pdvsim.sim.limits import MAX_REQUESTS, Range, Share, check_ranges
@@ -70,7 +71,8 @@ class SuffixTree:
         """Expected tokens and tokens of the best draft of up to k; `context` are the last tokens."""
         best: tuple[float, list[int]] = 0.0, []
         for match in range(1, min(len(context), self._depth)):
-            node = self._find(context[-match:])
+            # of no node: NONE has no children
+            node = reduce(lambda at, token: self._children.get((at, token), NONE), context[-match:], ROOT)
             if node == NONE:
                 break
             path = self._path(
@@ -81,14 +83,6 @@ class SuffixTree:
             if path[0] >= best[0]:
                 best = path
         return best
-
-    def _find(self, stretch: Sequence[int]) -> int:
-        node = ROOT
-        for token in stretch:
-            node = self._children.get((node, token), NONE)
-            if node == NONE:
-                break
-        return node
 
     def _path(self, node: int, most: int, least: float) -> tuple[float, list[int]]:
         """The likeliest tokens after a node: how many are expected to be right, and which they are."""

@@ -65,12 +65,12 @@ class TraceWindows:
 
 
 @lru_cache(maxsize=16)
-def windows_of(trace: Trace, longest: int | None, prompt: int | None, output: int | None) -> TraceWindows:
+def windows_of(trace: Trace, longest: int, prompt: int | None, output: int | None) -> TraceWindows:
     """The windows of a trace, of requests with at most `longest` tokens; `prompt` and `output` override their lengths.
 
     If both are given all requests have the same length, and none is excluded.
     """
-    if longest is None or (prompt is not None and output is not None):
+    if prompt is not None and output is not None:
         return cut(trace, np.arange(len(trace.lengths)))
     own = trace.lengths[:, [prompt is None, output is None]].sum(axis=1)
     return cut(trace, np.flatnonzero(own + (prompt or 0) + (output or 0) <= longest))

@@ -95,7 +95,7 @@ def test_a_broken_file_is_refused_by_line_and_field(
 @pytest.mark.parametrize("read", [*READERS, datasets._conversations])
 def test_what_is_no_text_file_is_refused(read: Callable[[str], object], write: Write, tmp_path: Path) -> None:
     refuses(read, str(tmp_path / "missing"), "No such file")
-    refuses(read, str(tmp_path), "is a folder")
+    refuses(read, str(tmp_path), "Is a directory")
     refuses(read, write(b"\x1f\x8b\x08\xff\xfe" * 10), "not UTF-8")
     with pytest.raises(ValueError, match="not a file name"):
         read("a\0b")
