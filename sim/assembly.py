@@ -9,7 +9,7 @@ from pathlib import Path
 from pdvsim.sim.config import Experiment, Hardware, Server
 from pdvsim.sim.core import LOOKED_UP, Role
 from pdvsim.sim.engines import ENGINES
-from pdvsim.sim.engines.profiles import TABLES, engine_profile, padded, serving, tables_file
+from pdvsim.sim.engines.profiles import TABLES, engine_profile, from_tables, padded, serving
 from pdvsim.sim.machine.kv import KvCache, capacity_tokens, states_tokens, windows_of
 from pdvsim.sim.machine.prefix import BLOCK, Reuse
 from pdvsim.sim.machine.tiers import KvTier, KvTiers
@@ -24,6 +24,7 @@ from pdvsim.sim.prices.composed import ComposedProfile
 from pdvsim.sim.prices.contention import Sharing
 from pdvsim.sim.prices.costs import CostModel
 from pdvsim.sim.prices.host import HostTimes
+from pdvsim.sim.prices.kernels import read_tables
 from pdvsim.sim.prices.links import LINKS, SSD, Fabric, LinkSpec
 from pdvsim.sim.prices.pace import read_pace
 from pdvsim.sim.prices.profile import Profile, builtin, load, roofline
@@ -39,7 +40,7 @@ def profile_of(experiment: Experiment) -> Profile:
     if not hardware.profile:
         return card_profile(hardware, card)
     if hardware.profile.endswith(TABLES):
-        return tables_file(Path(hardware.profile), gpu(card))
+        return from_tables(read_tables(Path(hardware.profile), gpu(card)))
     profile = load(hardware.profile)
     if hardware.gpu not in (Hardware.gpu, profile.gpu.name):
         raise ValueError(f"--profile {hardware.profile} is for {profile.gpu.name}, not for --gpu {hardware.gpu}")

@@ -19,29 +19,17 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 
-def check_file(path: str | Path) -> None:
-    """Refuse what is no regular file, or larger than a data set may be; an OSError if it does not exist."""
-    if "\0" in str(path):
-        raise ValueError("not a file name")
-    _check_stat(os.stat(path), MAX_DATA_BYTES)
-
-
-def _check_stat(status: os.stat_result, most_bytes: int) -> None:
-    if stat.S_ISDIR(status.st_mode):
-        raise ValueError("is a folder, not a file")
-    if not stat.S_ISREG(status.st_mode):
-        raise ValueError("is not a regular file")
-    if status.st_size > most_bytes:
-        raise ValueError(f"is {status.st_size} bytes; at most {most_bytes // MIB} MiB are read")
-
-
 def opened(path: str | Path, most_bytes: int = MAX_DATA_BYTES) -> io.BufferedReader:
     """A regular file of at most `most_bytes`, open for reading; a ValueError or an OSError otherwise, never a wait."""
     if "\0" in str(path):
         raise ValueError("not a file name")
     file = os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb")  # a pipe would wait for a writer
     try:
-        _check_stat(os.fstat(file.fileno()), most_bytes)
+        status = os.fstat(file.fileno())
+        if not stat.S_ISREG(status.st_mode):
+            raise ValueError("is not a regular file")
+        if status.st_size > most_bytes:
+            raise ValueError(f"is {status.st_size} bytes; at most {most_bytes // MIB} MiB are read")
     except ValueError:
         file.close()
         raise
@@ -121,9 +109,8 @@ def read_table(path: str | Path) -> pa.Table:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    check_file(path)
     try:
-        with pq.ParquetFile(path) as file:
+        with opened(path) as content, pq.ParquetFile(content) as file:
             table = file.read()
         table.validate(full=True)
     except (pa.ArrowException, KeyError, TypeError, NotImplementedError) as error:

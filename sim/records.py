@@ -8,12 +8,12 @@ disk, and worked through a part at a time. The rows of requests are all in memor
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from operator import attrgetter
 from os import SEEK_END
 from tempfile import SpooledTemporaryFile
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -125,20 +125,13 @@ class Launches:
         return columns
 
 
-class Unwritten(Protocol):
-    """What holds more of its requests than is written to them and to the log."""
-
-    def flush(self) -> None:
-        """Write it."""
-
-
 class Deliveries:
     """Tokens delivered: by request, how many, and when. Rows of one request in a row name it once."""
 
     __slots__ = ("_counts", "_requests", "_times_s", "_tokens", "unwritten")
 
     def __init__(self) -> None:
-        self.unwritten: list[Unwritten] = []
+        self.unwritten: list[Callable[[], None]] = []  # write what is known of requests, and not in the log yet
         self._clear()
 
     def _clear(self) -> None:
@@ -172,8 +165,8 @@ class Deliveries:
 
     def drain(self, in_order: bool = True) -> Columns:
         """The rows so far as columns, `in_order` of time and request; they are no longer held here."""
-        for held in self.unwritten:
-            held.flush()
+        for write in self.unwritten:
+            write()
         requests, counts = np.frombuffer(self._requests, "i4"), np.frombuffer(self._counts, "i4")
         times_s, tokens = np.frombuffer(self._times_s), np.frombuffer(self._tokens, np.uint8)
         if not in_order:  # but those of a request are
@@ -197,13 +190,6 @@ class Log:
     launches: Launches = field(default_factory=Launches)
     deliveries: Deliveries = field(default_factory=Deliveries)
     host: list[HostSpan] | None = None  # what the host did, where a timeline asks
-
-    @classmethod
-    def of_everything(cls) -> Log:
-        """A log that also holds the requests of each launch, and the host's operations."""
-        log = cls(host=[])
-        log.launches.carried = []
-        return log
 
 
 @dataclass

@@ -51,7 +51,9 @@ def simulate(
     profile = profile or covering_profile(experiment)
     if requests is None:
         requests = Workload(experiment.traffic, experiment.acceptance)
-    env, log = Clock(), Log.of_everything() if traced else Log()
+    env, log = Clock(), Log()
+    if traced:
+        log.launches.carried, log.host = [], []
     cluster = Cluster(env, experiment, profile, log, end, blocks)
     if isinstance(requests, Workload) and experiment.scoring.detailed:
         requests.check_total()

@@ -17,7 +17,6 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -26,11 +25,12 @@ from numpy.typing import NDArray
 from pdvsim.bench.join import middle
 from pdvsim.calibration.fit.points import Floats
 from pdvsim.calibration.validate.bench import drafts_of
+from pdvsim.sim.limits import MAX_DATA_BYTES
 from pdvsim.sim.models.specs import GpuSpec, Pair
 from pdvsim.sim.prices.forward import ForwardTerms
 from pdvsim.sim.prices.profile import SCHEMA, HostCost, Profile
 from pdvsim.sim.prices.reach import Reach
-from pdvsim.sim.reading import check_file, error_text, quoted
+from pdvsim.sim.reading import error_text, quoted, read_bytes
 from pdvsim.sim.workload.own import bench_document
 
 STEP = re.compile(
@@ -107,8 +107,7 @@ def read_logs(paths: tuple[str, ...]) -> StepLog:
 
 def _steps(path: str) -> tuple[Floats, str, int | None]:
     try:
-        check_file(path)
-        text = Path(path).read_text(encoding="utf-8", errors="replace")
+        text = read_bytes(path, MAX_DATA_BYTES).decode("utf-8", "replace")
     except OSError as error:
         raise ValueError(f"{path}: {error.strerror}; expected the log of a server") from None
     except ValueError as error:

@@ -3,6 +3,8 @@
 An engine is one file with a subclass of `InferenceEngine`. Times are constants on top of its kernels (`EngineStep`),
 fitted to measured servers of all models and cards together, for versions apart (`studies/engine_steps.py`). Errors are
 those of rows that the fit never saw (`pdvsim validate --silicon`, `studies/engine_errors.py`).
+
+Not modelled: what a step larger than the largest graph pays for its launches.
 """
 
 from __future__ import annotations
@@ -16,7 +18,7 @@ from typing import Any, NamedTuple
 
 from pdvsim.sim.config import Experiment, Server
 from pdvsim.sim.core import DrafterKind, ServingEngine
-from pdvsim.sim.engines.served import Block, Served, as_served, is_fp8
+from pdvsim.sim.engines.served import Block, Served, as_served, is_fp8, unknown_head
 from pdvsim.sim.models.presets import NVFP4, bits_of
 from pdvsim.sim.models.specs import GpuSpec
 from pdvsim.sim.prices.links import NODE
@@ -130,7 +132,8 @@ def shared_notes(served: Served, k: int) -> list[str]:
 
     vLLM refuses a draft model of another size than its target's (draft_model.py); SGLang has one size for both.
     """
-    notes, hardware = list(served.notes), served.experiment.hardware
+    why, hardware = unknown_head(served.experiment) if k else "", served.experiment.hardware
+    notes = [*filter(None, [why]), *served.notes]
     if hardware.tensor_parallel_size * hardware.data_parallel_size > NODE:
         notes.append(
             "on several machines: add vLLM's --data-parallel-size-local and --data-parallel-address, or SGLang's "

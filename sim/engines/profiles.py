@@ -6,7 +6,6 @@ import math
 from collections.abc import Iterable
 from dataclasses import replace
 from functools import cache
-from pathlib import Path
 
 import numpy as np
 
@@ -43,13 +42,13 @@ def engine_profile(engine: ServingEngine, card: str, version: str = "") -> Compo
 
 def _nearest(card: GpuSpec, known: Iterable[str]) -> str:
     """The card with tables that is nearest in bandwidth and arithmetic, as ratios."""
+    ratios = {name: (_ratios(gpu(name), card)) for name in known}
+    return min(ratios, key=lambda name: sum(abs(math.log(ratio)) for ratio in ratios[name]))
 
-    def distance(name: str) -> float:
-        other = gpu(name)
-        rates = (other.bandwidth_bytes_per_s / card.bandwidth_bytes_per_s, other.flops_per_s / card.flops_per_s)
-        return sum(abs(math.log(rate)) for rate in rates)
 
-    return min(known, key=distance)
+def _ratios(one: GpuSpec, other: GpuSpec) -> tuple[float, float]:
+    """Arithmetic and bandwidth of a card over another's."""
+    return one.flops_per_s / other.flops_per_s, one.bandwidth_bytes_per_s / other.bandwidth_bytes_per_s
 
 
 def scaled(tables: KernelTables, card: GpuSpec) -> KernelTables:
@@ -58,7 +57,7 @@ def scaled(tables: KernelTables, card: GpuSpec) -> KernelTables:
     Messages between GPUs take as long.
     """
     old = tables.gpu
-    flops, bandwidth = old.flops_per_s / card.flops_per_s, old.bandwidth_bytes_per_s / card.bandwidth_bytes_per_s
+    flops, bandwidth = _ratios(old, card)
     arrays = dict(tables.arrays)
     for name in (name for name in arrays if name.endswith("/t")):
         table, kind = name.split("/")[:2]
@@ -103,11 +102,6 @@ def from_tables(tables: KernelTables, version: str = "") -> ComposedProfile:
         graphs=engine.graphs,
         served=served,
     )  # fmt: skip
-
-
-def tables_file(path: Path, card: GpuSpec) -> ComposedProfile:
-    """The profile of a file of tables."""
-    return from_tables(read_tables(path, card))
 
 
 def _host(step: EngineStep) -> HostCost:

@@ -8,8 +8,6 @@ pair tells what later versions gain by overlapping drafts with the host (default
 
 With prefill apart a request takes `handover_s` besides: the median that TTFT lacked on some 15 visible servers with
 DeepSeek-R1 under Dynamo.
-
-Not modelled: what a step larger than the largest graph pays for its launches.
 """
 
 from __future__ import annotations
@@ -104,8 +102,7 @@ class Sglang(InferenceEngine):
             *([] if server.enable_prefix_caching else ["--disable-radix-cache"]),
             *_ranks(hardware),
         ]
-        notes = [why] if k and (why := unknown_head(served.experiment)) else []
-        notes += shared_notes(served, k)
+        notes = shared_notes(served, k)
         if hardware.kv_offload_gb:
             size = f"{hardware.kv_offload_gb / hardware.tensor_parallel_size:.4g}"  # of each GPU
             words += ["--enable-hierarchical-cache", "--hicache-size", size, "--hicache-write-policy", "write_through"]

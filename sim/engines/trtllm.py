@@ -1,8 +1,6 @@
 """TensorRT-LLM: in-flight batching; commands only where ranks or experts are on several GPUs.
 
 With prefill apart, TTFT lacked nothing on visible servers under Dynamo.
-
-Not modelled: what a step larger than the largest graph pays for its launches.
 """
 
 from __future__ import annotations

@@ -19,8 +19,6 @@ What enabling a drafter costs from 0.14 on, which schedules asynchronously (serv
 With prefill apart a request takes `handover_s` besides: the median that TTFT lacked on seven visible servers with
 Kimi-K2.5 under Dynamo. Products of 8 bits with a scale per block were timed waiting for the host, 55 us at least on an
 H200 where SGLang's same kernels take 7: servers up to 0.16 wait as well, those of 0.18 do not.
-
-Not modelled: what a step larger than the largest graph pays for its launches.
 """
 
 from __future__ import annotations
@@ -43,7 +41,7 @@ from pdvsim.sim.engines.base import (
     sides_of,
     transfer_notes,
 )
-from pdvsim.sim.engines.served import Block, Served, checkpoint, drafter_checkpoint, is_fp8, unknown_head
+from pdvsim.sim.engines.served import Block, Served, checkpoint, drafter_checkpoint, is_fp8
 from pdvsim.sim.models.specs import GpuSpec
 from pdvsim.sim.policies.options import Server
 from pdvsim.sim.prices.options import Hardware
@@ -84,6 +82,7 @@ TABLE = "0.24.0"
 UNLIKE_VOCABULARIES = "0.25.0"
 ADAPTIVE_VERIFICATION = "0.32.0"  # of drafters without a confidence head (pull request 52228)
 METHODS = {"model": "draft_model", "pard": "draft_model", "p-eagle": "eagle3"}  # if not named as the drafter
+VERDICTS = "vLLM estimates acceptance from draft logits or a confidence head; simulated: from a request's verdicts"
 LOOKUP = (3, 5)  # tokens of an n-gram that must agree, and that are compared; as in realrun.ngram
 COMPRESSED_BLOCK = 256  # tokens: what InferenceX's scripts give vLLM for DeepSeek-V4, as vLLM's recipes do
 ROLES, PORTS = ("kv_producer", "kv_consumer"), (8100, 8200)
@@ -123,8 +122,7 @@ class Vllm(InferenceEngine):
             *(["--no-async-scheduling"] if server.async_scheduling is False else []),
             *(["--enforce-eager"] if server.enforce_eager else []),
         ]
-        notes = [why] if longest and (why := unknown_head(served.experiment)) else []
-        notes += shared_notes(served, longest)
+        notes = shared_notes(served, longest)
         if hardware.kv_offload_gb:
             size = f"{hardware.kv_offload_gb * 1e9 / GIB:.4g}"
             words += ["--kv-offloading-size", size, "--kv-offloading-backend", "native"]
@@ -133,8 +131,14 @@ class Vllm(InferenceEngine):
         if longest:
             config, needs = _speculative(served)
             if server.controller == "adaptive-verification":
-                words = ["VLLM_USE_V2_MODEL_RUNNER=1", *_profiled(server), *words]
-                notes += _adaptive_notes(server)
+                words, notes = ["VLLM_USE_V2_MODEL_RUNNER=1", *words], [*notes, VERDICTS]
+                context_len = server.adaptive_verification_profile_context_len
+                if not context_len:
+                    notes.append(
+                        "simulated with the costs of each step; vLLM times steps once, at a context of 8,192 tokens"
+                    )
+                elif context_len != Server.adaptive_verification_profile_context_len:
+                    words.insert(1, f"VLLM_ADAPTIVE_VERIFICATION_PROFILE_CONTEXT_LEN={context_len}")
             words += ["--speculative-config", json.dumps(config)]
             notes += [needs] if needs else []
             if server.drafted_by == "suffix":
@@ -211,20 +215,6 @@ def _ranks(hardware: Hardware) -> list[Any]:
         copies = json.dumps({"num_redundant_experts": hardware.num_redundant_experts})
         flags += ["--enable-eplb", *(["--eplb-config", copies] if hardware.num_redundant_experts else [])]
     return flags if hardware.all2all_backend is None else [*flags, "--all2all-backend", hardware.all2all_backend]
-
-
-def _profiled(server: Server) -> list[str]:
-    """The setting of the context at which vLLM times its steps, if it is not the default."""
-    context_len = server.adaptive_verification_profile_context_len
-    usual = context_len in (0, Server.adaptive_verification_profile_context_len)
-    return [] if usual else [f"VLLM_ADAPTIVE_VERIFICATION_PROFILE_CONTEXT_LEN={context_len}"]
-
-
-def _adaptive_notes(server: Server) -> list[str]:
-    notes = ["vLLM estimates acceptance from draft logits or a confidence head; simulated: from a request's verdicts"]
-    if not server.adaptive_verification_profile_context_len:
-        notes.append("simulated with the costs of each step; vLLM times steps once, at a context of 8,192 tokens")
-    return notes
 
 
 def _varying_notes(served: Served) -> list[str]:

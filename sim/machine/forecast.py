@@ -139,7 +139,7 @@ class Forecast:
         self._lags = np.zeros(_ROOM, np.uint8)  # the most that any row's drafter has to catch up with
         self._late = -1, 0  # a round before which rows joined that lag more than rounds cause, and the most of these
         self._held = np.zeros(_ROOM, np.int64)
-        deliveries.unwritten.append(self)
+        deliveries.unwritten.append(self.flush)
 
     # rows ------------------------------------------------------------------------------------------------------
 
@@ -204,7 +204,7 @@ class Forecast:
         self.states.clear()
         self.owner.forecast = None
         unwritten = self.deliveries.unwritten
-        unwritten[:] = [forecast for forecast in unwritten if forecast is not self]
+        unwritten[:] = [flush for flush in unwritten if flush != self.flush]
 
     def flush(self) -> None:
         """Write to all rows what they took so far."""

@@ -8,7 +8,6 @@ statistic is then known to a fixed relative error. Numbers that are kept have th
 from __future__ import annotations
 
 import math
-from typing import Self
 
 import numpy as np
 
@@ -37,25 +36,15 @@ class Spread:
     def add(self, values: Array) -> None:
         if len(values):
             mean = float(values.mean())
-            self._combine(len(values), mean, float(np.square(values - mean).sum()))
+            squares, both, apart = np.square(values - mean).sum(), self.count + len(values), mean - self.mean
+            if self.count:
+                squares += self._squares + apart * apart * self.count * len(values) / both
+                mean = self.mean + apart * len(values) / both
+            self.count, self.mean, self._squares = both, mean, float(squares)
             numbers, counts = _steps(values) if self.rounded else np.unique(values.astype(float), return_counts=True)
             self._parts.append((numbers, counts.astype(np.min_scalar_type(int(counts.max())))))
             if self.rounded and len(self._parts) > _MOST_PARTS:
                 self.counted()
-
-    def merge(self, other: Self) -> None:
-        """Add the numbers of another one."""
-        if other.count:
-            self._combine(other.count, other.mean, other._squares)
-            self._parts += other._parts
-
-    def _combine(self, count: int, mean: float, squares: float) -> None:
-        if self.count:
-            both, apart = self.count + count, mean - self.mean
-            squares += self._squares + apart * apart * self.count * count / both
-            mean = self.mean + apart * count / both
-        self.count += count
-        self.mean, self._squares = mean, squares
 
     @property
     def std(self) -> float:
