@@ -165,20 +165,15 @@ class Experiment:
             return None
         cards = hardware.cards or (hardware.gpu,) * 2
         default: dict[str, Any] = {name: DEFAULTS[name] for name in DISAGGREGATION}
-        sizes = [
-            (prefill or decode, decode)
-            for prefill, decode in (
-                (hardware.prefill_tensor_parallel_size, hardware.tensor_parallel_size),
-                (hardware.prefill_data_parallel_size, hardware.data_parallel_size),
-            )
-        ]
+        shards, ranks = hardware.tensor_parallel_size, hardware.data_parallel_size
+        prefill = hardware.prefill_tensor_parallel_size or shards, hardware.prefill_data_parallel_size or ranks
         own = [
             replace(
                 hardware, **default, gpu=card, tensor_parallel_size=shards, data_parallel_size=ranks,
                 replicas=1, router=Hardware.router,
                 draft_tensor_parallel_size=1 if hardware.draft_tensor_parallel_size == 1 else None,
             )
-            for card, shards, ranks in zip(cards, *sizes, strict=True)
+            for card, (shards, ranks) in zip(cards, (prefill, (shards, ranks)), strict=True)
         ]  # fmt: skip
         prompts = self.server
         if hardware.draft_kv == "recomputed" or self.server.drafted_by in LOOKED_UP or not self.speculates:

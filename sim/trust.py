@@ -87,34 +87,25 @@ def traits(metrics: Mapping[str, Any]) -> tuple[float, float]:
 def unvalidated(experiment: Experiment, metrics: Mapping[str, Any], errors: Errors | None) -> str | None:
     """Return why real runs do not give the errors of a run on a measured profile; None where they do."""
     hardware, server = experiment.hardware, experiment.server
-    if experiment.arch not in ARCHITECTURES:
-        return f"{experiment.arch} was never validated against real runs"
-    if hardware.replicas > 1 or experiment.gpus > 1:
-        return "no real run used several GPUs"
-    if hardware.kv_offload_gb or hardware.kv_offload_ssd_gb:
-        return "no real run had KV tiers"
-    if hardware.contention != "fluid":
-        return f"--contention {hardware.contention} is an ablation"
-    if hardware.padding != "profile":
-        return f"no real run used --padding {hardware.padding}"
-    if experiment.host != Host():
-        return "the host costs are not the measured ones"
-    if server.priority not in ("none", "stream"):
-        return "no real run had this --priority"
-    if server.kv_cache_dtype != "auto":
-        return f"too few real runs had --kv-cache-dtype {server.kv_cache_dtype}"
-    if server.async_scheduling:
-        return "too few real runs used --async-scheduling"
-    if hardware.profile == "roofline":
-        return "a roofline is a bound, not a prediction"
-    if hardware.predicted_engine != "pdvsim":
-        return "its forward times have no error bar (--no-band)"
-    if errors is None:
-        return "this profile was not validated against real runs (pdvsim validate --write)"
-    if server.drafted_by not in ("none", *errors.drafters) and experiment.has_drafter:
-        return f"no real run drafted with {server.drafted_by}"
-    if server.drafted_by == "ngram" and experiment.has_drafter and not server.pad_drafts:
-        return "real runs padded their n-gram drafts"
+    drafter, drafts = server.drafted_by, experiment.has_drafter
+    reasons = {
+        f"{experiment.arch} was never validated against real runs": experiment.arch not in ARCHITECTURES,
+        "no real run used several GPUs": hardware.replicas > 1 or experiment.gpus > 1,
+        "no real run had KV tiers": hardware.kv_offload_gb or hardware.kv_offload_ssd_gb,
+        f"--contention {hardware.contention} is an ablation": hardware.contention != "fluid",
+        f"no real run used --padding {hardware.padding}": hardware.padding != "profile",
+        "the host costs are not the measured ones": experiment.host != Host(),
+        "no real run had this --priority": server.priority not in ("none", "stream"),
+        f"too few real runs had --kv-cache-dtype {server.kv_cache_dtype}": server.kv_cache_dtype != "auto",
+        "too few real runs used --async-scheduling": server.async_scheduling,
+        "a roofline is a bound, not a prediction": hardware.profile == "roofline",
+        "its forward times have no error bar (--no-band)": hardware.predicted_engine != "pdvsim",
+        "this profile was not validated against real runs (pdvsim validate --write)": errors is None,
+        f"no real run drafted with {drafter}": errors and drafts and drafter not in ("none", *errors.drafters),
+        "real runs padded their n-gram drafts": drafter == "ngram" and drafts and not server.pad_drafts,
+    }
+    if errors is None or any(reasons.values()):
+        return next(reason for reason, holds in reasons.items() if holds)
     if applicable(experiment).server.max_prompts_per_forward is not None:
         return "no real run had this --max-prompts-per-forward"
     far = beyond(metrics, errors.reached)

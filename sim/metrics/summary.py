@@ -78,7 +78,8 @@ def summarise(result: Result, scoring: Scoring | None = None) -> dict[str, Any]:
     served = every
     if not finished.all():
         served = rows_of(every, finished)
-        sums.unserved(rows_of(every, ~finished))
+        sums.census.add(rows_of(every, ~finished))
+        sums.failed = int((~finished).sum())
     sums.crowd.add(served["arrival_s"], served["finish_s"], sums.window.start_s, math.inf)
     by_finish, done = np.argsort(served["finish_s"], kind="stable"), 0
     renumbered = _renumbering(result.requests["id"], every["id"], finished)
@@ -152,10 +153,10 @@ class Sums:
         self._experiment, self._scoring = experiment, scoring
         # as far as it is known: what has happened so far lies before an end that is not
         self.window = RateWindow(math.inf, math.inf, scoring.warmup_requests > 0 or scoring.steady)
-        self.census, self.crowd = Census(), Crowd()
+        self.census, self.crowd, self.failed = Census(), Crowd(), 0
         self._launches, self._chunks, self._seconds = LaunchTotals(reaches, bandwidths), Chunks(), Seconds()
         self._spreads = {name: Spread(rounded) for name in ("ttft", "tpot", "itl", "e2el")}
-        self._counts = dict.fromkeys(("count", "good", "failed", *DRAFTED, *PREEMPTION, *CACHED), 0)
+        self._counts = dict.fromkeys(("count", "good", *DRAFTED, *PREEMPTION, *CACHED), 0)
         self._amounts = np.zeros(3)  # of the window: requests, prompt tokens and output tokens
         self._steps_s = dict.fromkeys(STEPS[:-1], 0.0)
         self._ttft_s = {"hit": 0.0, "miss": 0.0}
@@ -171,11 +172,6 @@ class Sums:
         self._seconds.add(deliveries["time_s"][inside] - start_s, deliveries["tokens"][inside], settled_s - start_s)
         counted = (self._scoring.warmup_requests, self.window.until)
         self._spreads["itl"].add(self._chunks.add(deliveries, inside, counted))
-
-    def unserved(self, requests: Columns) -> None:
-        """Add requests that never finish."""
-        self.census.add(requests)
-        self._counts["failed"] += len(requests["id"])
 
     def requests(self, every: Columns) -> None:
         """Add finished requests, whose deliveries have been added."""
@@ -282,7 +278,7 @@ class Sums:
         return {
             "duration": duration_s,
             "completed": completed,
-            "failed": self._counts["failed"],
+            "failed": self.failed,
             "total_input_tokens": tokens_in,
             "total_output_tokens": tokens_out,
             "request_throughput": rate(completed, duration_s),

@@ -13,15 +13,15 @@ was `traced`, and so is what the host did; a real host's time is not recorded. W
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import chain
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from pdvsim.sim.core import KINDS
-from pdvsim.sim.records import LANES, ROLES, Result, Table, parts, rows_of
+from pdvsim.sim.records import LANES, ROLES, Carried, Result, Table, parts, rows_of
 
 GPUS_PER_REPLICA = 1 << 13  # room between the process numbers of two replicas
 HOSTS, REQUESTS = 1 << 24, 1 << 25  # process numbers of the replicas' hosts and requests
@@ -29,19 +29,6 @@ DRAFT = ROLES.index("draft")
 PREFILL = KINDS.index("prefill")
 
 Nanoseconds = NDArray[np.int64]
-
-
-class Ride(NamedTuple):
-    """One request in one launch."""
-
-    launch: int
-    reads: bool  # its prompt; else it is a row
-    start_ns: int
-    end_ns: int
-
-    @property
-    def middle_ns(self) -> int:
-        return (self.start_ns + self.end_ns) // 2
 
 
 def trace(result: Result) -> Iterator[bytes]:
@@ -185,7 +172,8 @@ def _requests(result: Result) -> Iterator[list[str]]:
     for replica in replicas:
         name = "requests" if len(replicas) == 1 else f"replica {replica}, requests"
         yield _named("process", REQUESTS + replica, 0, name, REQUESTS + replica)
-    rides = _rides(result)
+    starts, ends = (_nanoseconds(launches[name]).tolist() for name in ("start_s", "end_s"))
+    rides = _rides(result.carried or (), starts, ends)
     kinds, roles = launches["kind"].tolist(), launches["role"].tolist()
     batches = launches["rows"].tolist()
     pids = _pids(launches).tolist()
@@ -210,36 +198,36 @@ def _requests(result: Result) -> Iterator[list[str]]:
                 continue
             lines.append(_slice(stage, "stage", pid, id + 1, start, end, f'"id":{id}'))
             last_s, drafted = start, False
-            for ride in mine:
-                kind = kinds[ride.launch]
-                if not start <= ride.start_ns < end or (ride.reads and roles[ride.launch] == DRAFT):
+            for launch, reads in mine:
+                kind = kinds[launch]
+                if not start <= starts[launch] < end or (reads and roles[launch] == DRAFT):
                     continue  # the drafter prefills concurrently with the target
-                begin, over = max(ride.start_ns, last_s), min(ride.end_ns, end)
+                begin, over = max(starts[launch], last_s), min(ends[launch], end)
                 if over <= begin:
                     continue
                 if drafted and begin > last_s and kind != PREFILL:
                     lines.append(_slice("wait for verify", "stage", pid, id + 1, last_s, begin, ""))
-                word = "read" if ride.reads else KINDS[kind]
-                args = f'"launch":{ride.launch},"rows":{batches[ride.launch]}'
-                lines.append(_slice(word, ROLES[roles[ride.launch]], pid, id + 1, begin, over, args))
+                word = "read" if reads else KINDS[kind]
+                args = f'"launch":{launch},"rows":{batches[launch]}'
+                lines.append(_slice(word, ROLES[roles[launch]], pid, id + 1, begin, over, args))
                 last_s, drafted = over, KINDS[kind] == "draft"
-        lines += _arrow(id, pid, admitted, [(pids[r.launch], lanes[r.launch], r.middle_ns) for r in mine])
+        lines += _arrow(id, pid, admitted, [(pids[at], lanes[at], starts[at] + ends[at] >> 1) for at, _ in mine])
         yield lines
 
 
-def _rides(result: Result) -> dict[int, list[Ride]]:
-    """Return the launches that carried each request, in time order, without those of no duration."""
-    rides_of: dict[int, list[Ride]] = {}
-    if result.carried is None:
-        return rides_of
-    start, end = (_nanoseconds(result.launches[name]).tolist() for name in ("start_s", "end_s"))
-    for launch, (rows, prompts) in enumerate(result.carried):
-        if end[launch] > start[launch]:
+def _rides(carried: Sequence[Carried], starts: list[int], ends: list[int]) -> dict[int, list[tuple[int, bool]]]:
+    """The launches that carried each request, in time order, without those of no duration; whether it read its prompt.
+
+    Otherwise it was a row.
+    """
+    rides_of: dict[int, list[tuple[int, bool]]] = {}
+    for launch, (rows, prompts) in enumerate(carried):
+        if ends[launch] > starts[launch]:
             for ids, reads in ((rows, False), (prompts, True)):
                 for id in ids:
-                    rides_of.setdefault(id, []).append(Ride(launch, reads, start[launch], end[launch]))
+                    rides_of.setdefault(id, []).append((launch, reads))
     for rides in rides_of.values():
-        rides.sort(key=lambda ride: ride.middle_ns)
+        rides.sort(key=lambda ride: starts[ride[0]] + ends[ride[0]] >> 1)
     return rides_of
 
 

@@ -25,7 +25,7 @@ from copy import copy
 from functools import cache, lru_cache
 from importlib.resources import files
 from itertools import zip_longest
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -220,7 +220,8 @@ def read_trace(path: str) -> list[list[int]]:
     lines = []
     for number, counts in json_lines(path, accepted):
         if isinstance(counts, dict):
-            counts = _of_response(counts)
+            for key in ("metrics", "speculative_decoding", "per_step_accepted"):
+                counts = counts.get(key) if isinstance(counts, dict) else None
         if type(counts) is not list or not counts:
             raise bad(path, f"line {number}", "holds no list of counts", accepted)
         for at, count in enumerate(counts):
@@ -230,13 +231,6 @@ def read_trace(path: str) -> list[list[int]]:
     if not lines:
         raise bad(path, "", "holds no round", accepted)
     return lines
-
-
-def _of_response(response: dict[str, Any]) -> object:
-    """The accepted counts in a vLLM response; None if there are none."""
-    metrics = response.get("metrics")
-    drafts = metrics.get("speculative_decoding") if isinstance(metrics, dict) else None
-    return drafts.get("per_step_accepted") if isinstance(drafts, dict) else None
 
 
 def replay(lines: list[list[int]], k: int, output_tokens: NDArray[np.int64]) -> list[bytes]:

@@ -38,26 +38,20 @@ SHORT: dict[str, ColumnRole] = {  # what --columns calls them
 GIVEN: dict[str, ColumnRole] = {role: role for role in NAMES} | SHORT
 
 
-def given_columns(texts: Sequence[str]) -> dict[ColumnRole, str]:
-    """Columns written as `prompt=NAME`, by role; a ValueError of one line if they are not."""
-    given: dict[ColumnRole, str] = {}
-    for text in texts:
-        what, equals, name = text.partition("=")
-        if what not in GIVEN or not equals or not plain_name(name):
-            raise ValueError(f"--columns takes {', '.join(f'{short}=NAME' for short in SHORT)}, got {text!r}")
-        if GIVEN[what] in given:
-            raise ValueError(f"--columns names {what} twice")
-        given[GIVEN[what]] = name
-    return given
-
-
 def columns_of(names: Sequence[str], given: Sequence[str] = ()) -> dict[ColumnRole, str]:
     """The names of a header or of an object's keys, by role; a KeyError for one that is `given` but not there.
 
-    A column that is given for one role has no other.
+    Those are written as `prompt=NAME`; a ValueError of one line if they are not. Such a column has no other role.
     """
     plain = {plain_name(name): name for name in reversed(names)}  # the first of two equal names
-    chosen = {role: plain[plain_name(name)] for role, name in given_columns(given).items()}
+    chosen: dict[ColumnRole, str] = {}
+    for text in given:
+        what, equals, name = text.partition("=")
+        if what not in GIVEN or not equals or not plain_name(name):
+            raise ValueError(f"--columns takes {', '.join(f'{short}=NAME' for short in SHORT)}, got {text!r}")
+        if GIVEN[what] in chosen:
+            raise ValueError(f"--columns names {what} twice")
+        chosen[GIVEN[what]] = plain[plain_name(name)]
     free = {name: column for name, column in plain.items() if column not in chosen.values()}
     columns = {role: next((free[name] for name in known if name in free), None) for role, known in NAMES.items()}
     return {role: name for role in NAMES if (name := chosen.get(role) or columns[role]) is not None}

@@ -8,7 +8,6 @@ Counters do not contain the variation between requests, nor rounds in which an n
 
 from __future__ import annotations
 
-import math
 import re
 import warnings
 from collections import defaultdict
@@ -21,6 +20,7 @@ from pdvsim.sim.reading import parse_json, printable, quoted
 from pdvsim.sim.workload.acceptance import LONGEST_RUN, expected_tokens
 from pdvsim.sim.workload.datasets import bad, opened
 from pdvsim.sim.workload.options import Acceptance
+from pdvsim.sim.workload.own import number_of
 
 POSITIONS = 8  # rates are extrapolated to this length, the longest draft that commands test
 READ = (
@@ -89,11 +89,8 @@ def _of_result(path: str, result: dict[str, Any]) -> tuple[float, float, float, 
 
 
 def _count(path: str, where: str, value: object) -> float:
-    try:
-        count = float(value)  # type: ignore[arg-type]
-    except (TypeError, ValueError, OverflowError):
-        count = math.nan
-    if isinstance(value, bool) or not 0 <= count < math.inf:
+    count = number_of(value)
+    if not count >= 0:
         raise bad(path, where, f"is {quoted(value)}", READ)
     return count
 

@@ -195,7 +195,7 @@ class LogTable(NamedTuple):
         read: Callable[[Value], Any] | None = None,
     ) -> NDArray[Any]:
         """A column, each cell as it is read: a number by default; a ValueError names the first one that is not good."""
-        values = self.cells[role].map(read or _number).to_numpy()
+        values = self.cells[role].map(read or number_of).to_numpy()
         if not (right := good(values)).all():
             line, cell = self.cells.index[at := int(right.argmin())], self.cells[role].iloc[at]
             name = self.columns.get(role, role)  # type: ignore[call-overload]
@@ -205,9 +205,9 @@ class LogTable(NamedTuple):
     def times_s(self, published: PublishedTrace | None) -> tuple[NDArray[np.float64], str]:
         """Arrival times in seconds, and the unit they were in."""
         name, first = self.columns["arrival_s"], self.cells["arrival_s"].iloc[0]
-        dated = isinstance(first, str) and math.isnan(_number(first))
+        dated = isinstance(first, str) and math.isnan(number_of(first))
         accepted = "a date such as 2023-11-16 18:17:03.97" if dated else "a number of seconds, or a date"
-        read = datasets.moment_s if dated else _number
+        read = datasets.moment_s if dated else number_of
         values = self.values("arrival_s", accepted, lambda times: np.abs(times) <= LATEST, read)
         if dated:
             return values, "dates"
@@ -292,7 +292,7 @@ def _delimiter(line: str) -> str:
     return max(",;\t", key=line.count)
 
 
-def _number(value: Value) -> float:
+def number_of(value: Value) -> float:
     """A finite number, also from text; nan otherwise."""
     if isinstance(value, bool) or not isinstance(value, int | float | str):
         return math.nan
@@ -336,7 +336,7 @@ def bench_rows(path: str) -> Iterator[tuple[int, dict[str, Any]]]:
     queued = document.get("queue_times")
     for number, row in enumerate(zip(*columns.values(), strict=True)):
         request = dict(zip(columns, row, strict=True))
-        due_s = _number(request.get("arrival_s"))
+        due_s = number_of(request.get("arrival_s"))
         if isinstance(queued, list) and number < len(queued) and not math.isnan(due_s):
-            request["arrival_s"] = due_s - _number(queued[number])
+            request["arrival_s"] = due_s - number_of(queued[number])
         yield number, request

@@ -59,7 +59,9 @@ class DrawnRequests(NamedTuple):
 
 def make_requests(traffic: Traffic, acceptance: Acceptance) -> list[Request]:
     """The requests in order of arrival, numbered from 0; the same for the same traffic, acceptance and seed."""
-    return Workload(traffic, acceptance).all()
+    workload = Workload(traffic, acceptance)
+    workload.check_total()
+    return list(workload)
 
 
 class Workload:
@@ -141,11 +143,6 @@ class Workload:
         outputs = part.lengths[:, 1]
         _check_tokens(int(outputs.sum()))
         return streams.draw(outputs, None if self._rates is None else self._rates[part.rows])
-
-    def all(self) -> list[Request]:
-        """Return all requests."""
-        self.check_total()
-        return list(self)
 
     def check_total(self) -> None:
         """Reject more output tokens than fit in memory."""

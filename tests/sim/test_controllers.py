@@ -30,7 +30,7 @@ from pdvsim.sim.records import Result
 from pdvsim.sim.relevance import applicable
 from pdvsim.sim.run import simulate
 from pdvsim.sim.workload.acceptance import dropped_tokens, expected_tokens
-from pdvsim.sim.workload.requests import Workload
+from pdvsim.sim.workload.requests import make_requests
 from pdvsim.testing import check_alike
 
 DRAFT, VERIFY = KINDS.index("draft"), KINDS.index("verify")
@@ -136,7 +136,7 @@ def test_rounds_with_and_without_drafts_may_be_mixed(arch: Arch, monkeypatch: py
     gather = {"verify_gather": "always"} if arch in ("pdv", "pdv-hybrid") else {}
     lengths = (0, 3, 3, 0, 0) if arch != "adaptive" else (0, 0, *[3] * 20)  # it takes its time to begin
     result = scripted(monkeypatch, arch, lengths, hybrid_threshold=1, **gather)
-    requests = Workload(result.experiment.traffic, result.experiment.acceptance).all()
+    requests = make_requests(result.experiment.traffic, result.experiment.acceptance)
     seen = set()
     for request in requests:
         tokens = result.deliveries["tokens"][result.deliveries["request"] == request.id]

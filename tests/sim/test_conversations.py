@@ -19,7 +19,7 @@ from pdvsim.sim.policies import ARCHS
 from pdvsim.sim.run import simulate
 from pdvsim.sim.workload.conversations import origins_of
 from pdvsim.sim.workload.own import read_own
-from pdvsim.sim.workload.requests import Workload, make_requests
+from pdvsim.sim.workload.requests import make_requests
 
 SHORT = "tinyllama-1.1b:llama-2-7b"  # contexts of 2,048 tokens
 
@@ -179,7 +179,7 @@ def test_sharegpt_has_turns_of_its_own(tmp_path: Path) -> None:
     talk = {"conversations": [{"from": who, "value": "x" * length} for who, length in messages]}
     path = tmp_path / "sharegpt.json"
     path.write_text(json.dumps([talk, {"conversations": talk["conversations"][:2]}]), encoding="utf-8")
-    one = Workload(Traffic(dataset_path=str(path), num_prompts=2), Acceptance()).all()
+    one = make_requests(Traffic(dataset_path=str(path), num_prompts=2), Acceptance())
     assert [(r.prompt_tokens, r.output_tokens, r.chain) for r in one] == [(10, 20, ()), (10, 20, ())]
-    many = Workload(Traffic(dataset_path=str(path), num_prompts=3, num_turns=9), Acceptance()).all()
+    many = make_requests(Traffic(dataset_path=str(path), num_prompts=3, num_turns=9), Acceptance())
     assert sorted((r.turn, r.prompt_tokens, r.output_tokens) for r in many) == [(0, 10, 20), (0, 10, 20), (1, 35, 8)]
