@@ -111,6 +111,8 @@ def cut(path: Path) -> None:
 def check_writable(path: Path) -> None:
     """An OSError that names `path` if it cannot be written; leaves no file."""
     try:
+        if path.is_symlink() and not (real := Path(os.path.realpath(path))).parent.is_dir():
+            raise OSError(errno.ENOENT, f"is a link to {real}, whose folder does not exist")
         if path.is_dir():
             raise OSError(errno.EISDIR, os.strerror(errno.EISDIR))
         if path.exists() and not os.access(path, os.W_OK):  # a write-protected file could be replaced, but should not
