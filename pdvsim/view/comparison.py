@@ -161,9 +161,11 @@ def paired_table(differences: Sequence[Mapping[str, Any]], varied: Sequence[str]
         {"metric": d["metric"], load_name(d["load_kind"]): load_text(d["load"])}
         | {name: _text(d[name]) for name in varied}
         | {"arch": d["arch"], f"against {d['against']}": f"{cell(d['relative'], scale=100, sign='+')} %"}
+        | {"": d.get("unsure", "")}
         for d in differences
     ]
-    return "Paired differences, same seeds, 95% confidence over replications\n" + rows_table(rows)
+    each = f", {differences[0]['confidence']:.2%} each" if "confidence" in differences[0] else ""
+    return f"Paired differences, same seeds, 95% confidence over replications{each}\n" + rows_table(rows)
 
 
 def profiles_table(document: Mapping[str, Any]) -> str:

@@ -29,7 +29,7 @@ from pdvsim.decide.figures import advice_pictures
 from pdvsim.decide.formula import Formula
 from pdvsim.decide.goal import Goal
 from pdvsim.decide.race import contest, contest_of
-from pdvsim.decide.runs import Bench, at_acceptance, at_rate, replications
+from pdvsim.decide.runs import Bench, at_acceptance, at_load, at_rate, replications
 from pdvsim.decide.space import Space, complexity
 from pdvsim.decide.surroundings import RUN_SHARE, Rivalry, break_even, find_flips
 from pdvsim.decide.tune import Search
@@ -107,7 +107,7 @@ def test_the_text_says_what_the_document_says() -> None:
 
 def test_drafts_are_advised_against_where_no_finalist_that_drafts_meets_the_goal() -> None:
     whole = whole_advice()
-    plain, goal = whole.finalist("autoregressive"), whole.question.goal
+    plain, goal = whole.finalists["autoregressive"], whole.question.goal
     finals = {
         c: rows if c == plain else [row | {"stability": "overloaded"} for row in rows]
         for c, rows in whole.finals.items()
@@ -158,24 +158,26 @@ def test_drafts_that_pay_in_a_batch_job_are_above_their_break_even() -> None:
 
 
 def test_a_flip_has_another_winner_beyond_its_edge_and_none_before() -> None:
-    """Drafting against plain decoding: as acceptance falls, plain decoding takes over."""
-    who = rivalry(at_acceptance(DRAFTING, 0.9), PLAIN, GOAL, 5, 4)
+    """Drafting against plain decoding: as the batch grows, plain decoding takes over."""
+    loop = replace(DRAFTING, traffic=replace(DRAFTING.traffic, request_rate=math.inf, max_concurrency=4))
+    drafting = at_acceptance(replace(loop, server=replace(loop.server, max_num_seqs=256)), 0.6)
+    who = rivalry(drafting, replace(drafting, arch="autoregressive"), GOAL, 5, 4)
     bench = Bench(1)
-    flips = find_flips("acceptance", 0.9, (0.1, 0.95), at_acceptance, who, bench)
-    assert (flips.falls(1), flips.stands(1)) == (None, 0.95)
-    falls, stands = flips.falls(-1), flips.stands(-1)
+    flips = find_flips("concurrency", 4.0, (3.0, 256.0), at_load, who, bench)
+    assert (flips.falls(-1), flips.stands(-1)) == (None, 3.0)
+    falls, stands = flips.falls(1), flips.stands(1)
     assert falls.challenger == "autoregressive"
-    assert falls.at < stands < 0.9
+    assert 4 < stands < falls.at
     assert not flips.spent
 
-    def pair(rate: float) -> dict[str, list[float]]:
+    def pair(load: float) -> dict[str, list[float]]:
         """On all seeds, in runs as long as those of the search."""
-        placed = {name: who.placed(at_acceptance(c, rate)) for name, c in who.finalists.items()}
+        placed = {name: who.placed(at_load(c, load)) for name, c in who.finalists.items()}
         rows = bench.replicated(bench.lengthened(placed, RUN_SHARE), 5)
         return {name: [row["mean_e2el_ms"] for row in mine] for name, mine in rows.items()}
 
     error = lead_error(Experiment(), "mean_e2el_ms")
-    beyond, before = (contest(pair(rate), -1, None, error) for rate in (falls.at, stands))
+    beyond, before = (contest(pair(load), -1, None, error) for load in (falls.at, stands))
     assert (beyond.best, beyond.sure) == ("autoregressive", True)
     assert (before.best, before.sure) != ("autoregressive", True)
 
@@ -237,7 +239,7 @@ def test_the_command_saves_and_prints(capsys: pytest.CaptureFixture[str], tmp_pa
     assert main([*SMALL_COMMAND, "--json", "-o", str(tmp_path), "--html", str(tmp_path / "page.html")]) == 0
     document = json.loads(capsys.readouterr().out)
     assert document["objective"] == "e2el"
-    assert {flips["axis"] for flips in document["flips"]} == {"load", "acceptance"}
+    assert document["flips"]["axis"] == "load"
     assert json.loads((tmp_path / "advice.json").read_text()) == document
     assert (tmp_path / "advice.png").read_bytes().startswith(b"\x89PNG")
     page = (tmp_path / "page.html").read_text(encoding="utf-8")
@@ -255,8 +257,9 @@ def test_a_notebook_shows_the_answer_and_gets_its_rows() -> None:
     rows = advice.points
     assert len(rows) == sum(map(len, advice.finals.values()))
     assert set(rows[rows["recommended"]]["finalist"]) == {advice.question.name(advice.recommended)}
-    assert [axes.get_title(loc="left") for axes in advice.plot().axes] == ["Over the load", "Over acceptance"]
-    here = [replace(flips, probes={flips.here: flips.probes[flips.here]}) for flips in advice.flips]
+    assert [axes.get_title(loc="left") for axes in advice.plot().axes] == ["Over the load"]
+    flips = advice.flips
+    here = replace(flips, probes={flips.here: flips.probes[flips.here]})
     [figure] = advice_pictures(replace(advice, flips=here)).values()  # a curve of one point is no curve
     [bars] = figure.axes
     assert len(bars.patches) == len(advice.finals)
