@@ -247,8 +247,8 @@ def speedup_figure(answer: Speedup) -> Figure:
     loads, measured = sorted(ask.concurrency), measured_pairs([ask.server(name) for name in ask.options])
     charts = []
     for drafter in dict.fromkeys(name.drafter for name in ask.options):
-        known = {k: answer.ranged(Drafting(drafter, k), loads[0]) for k in ask.lengths}
-        curves, best = [], max(ask.lengths, key=lambda k: held.mean if (held := known[k]) else 0.0)
+        first = [answer.ranged(Drafting(drafter, k), loads[0]) for k in ask.lengths]
+        curves, best = [], max(zip(first, ask.lengths, strict=True), key=lambda one: one[0].mean if one[0] else 0.0)[1]
         for style, k in zip(curves_of(({"series": f"k={k}"} for k in ask.lengths), "k"), ask.lengths, strict=True):
             known = [(load, gain) for load in loads if (gain := answer.ranged(Drafting(drafter, k), load))]
             at, gains = [load for load, _ in known], [gain for _, gain in known]
