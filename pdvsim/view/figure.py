@@ -123,7 +123,7 @@ def _rows(axes: Axes, chart: Chart) -> None:
         _log_ticks(axes.xaxis, *axes.get_xlim())
     axes.margins(x=0.4)
     for bar in chart.bars:
-        left = bar.end < bar.start
+        left = bar.end < bar.start and not (chart.log_x and bar.end <= bar.half)  # a logarithm has no other side
         at, bold = bar.end + (-bar.half if left else bar.half), "normal" if bar.hollow else "bold"
         axes.annotate(bar.text, (at, bar.row), xytext=(-7 if left else 7, 0), textcoords="offset points", va="center",
                       ha="right" if left else "left", fontsize=9, fontweight=bold)  # fmt: skip
