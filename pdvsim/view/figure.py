@@ -19,6 +19,7 @@ TITLE_INCHES = 0.4
 CHARACTERS_PER_INCH = 12.5
 LEGEND_INCHES = 0.28  # a line
 CLEAR = 4  # with more curves bands hide each other: whiskers instead
+MOST_PER_ROW = 4  # charts
 DODGE = 0.05  # of whiskers, in powers of two
 Alike = Literal["", "row", "all"]  # charts with one scale
 
@@ -78,6 +79,11 @@ def chart_figure(
                 axes.set_visible(False)
         legend(figure, [trace for chart in every for trace in chart.traces], names)
     return figure
+
+
+def in_rows(items: Sequence[Any], most: int = MOST_PER_ROW) -> list[Sequence[Any]]:
+    """The items in rows of at most so many."""
+    return [items[at : at + most] for at in range(0, len(items), most)]
 
 
 def draw(axes: Axes, chart: Chart, framed: Sequence[Chart] = ()) -> None:

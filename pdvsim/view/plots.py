@@ -24,7 +24,7 @@ from pdvsim.common.spelling import nearest
 from pdvsim.sim.records import LANES
 from pdvsim.view.charts import Curve, Dash, Entry, curves_of, entries_of, has, panel
 from pdvsim.view.comparison import comparison_table
-from pdvsim.view.figure import CLEAR, DPI, Alike, chart_figure
+from pdvsim.view.figure import CLEAR, DPI, MOST_PER_ROW, Alike, chart_figure, in_rows
 from pdvsim.view.heatmap import improvement_figure
 from pdvsim.view.setting import Settings, points_line
 from pdvsim.view.style import LANE_COLOURS, grown_note, name_of, replications, rests_on, tail
@@ -33,7 +33,6 @@ from pdvsim.view.table import TextTable
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-MOST_PER_ROW = 4
 MAX_SETTINGS = 12
 SHARES: tuple[tuple[str, str, Dash], ...] = (("utilisation", "", "-"), ("bandwidth_share", ": bandwidth", ":"))
 SHARE = "lanes_main_utilisation"  # a panel's metric, whichever the lane and share
@@ -125,11 +124,6 @@ def facets(
         titles = [f"{str(name).replace('_', ' ')} {value_text(value)}" for name, value in values.items()]
         charts.append(panel(inside, metric, curves, "\n".join([*titles, name_of(metric)[0]]), x=x, every=entries))
     return chart_figure(in_rows(charts, len(rows[0])), note, **layout)
-
-
-def in_rows(items: Sequence[Any], most: int = MOST_PER_ROW) -> list[Sequence[Any]]:
-    """The items in rows of at most so many."""
-    return [items[at : at + most] for at in range(0, len(items), most)]
 
 
 def utilisation_figure(points: pd.DataFrame, title: str = "", setting: str = "") -> Figure:
