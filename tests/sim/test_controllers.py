@@ -191,23 +191,6 @@ def test_feedback_has_the_published_thresholds(accepted: int, queue_depth: int, 
     assert controller.draft_length(batch(1, 100), queue_depth, 0.0) == 4 + step
 
 
-def test_feedback_adjusts_after_ten_verdicts_over_the_last_hundred() -> None:
-    controller, rows = feedback(), batch(1, 100)
-    verdicts(controller, 4, 4, rounds=9)
-    assert controller.draft_length(rows, 0, 0.0) == 4
-    verdicts(controller, 4, 4, rounds=1)
-    assert [controller.draft_length(rows, 0, 0.0) for _ in range(3)] == [5, 5, 5]
-    verdicts(controller, 0, 4, rounds=100)  # the good ones are forgotten
-    assert controller.draft_length(rows, 0, 0.0) == 4
-    verdicts(controller, 4, 4, round_s=0.06, rounds=5)
-    verdicts(controller, 4, 4, rounds=95)
-    assert controller.latency_s == 0.01  # five of a hundred are above the 95th percentile
-    verdicts(controller, 4, 4, round_s=0.06, rounds=1)
-    verdicts(controller, 4, 4, rounds=94)
-    verdicts(controller, 4, 4, round_s=0.06, rounds=5)
-    assert controller.latency_s == 0.06
-
-
 def test_feedback_stays_inside_its_limits() -> None:
     """2 and 8 as published, unless given; and never 0, where it would learn nothing more."""
     assert feedback(k=0).k == 2
@@ -409,11 +392,3 @@ def test_rows_that_lag_are_read_as_prompts_a_few_at_a_time() -> None:
     rows[6].state.drafter_lag = 1
     expected = [model.price(0, prompts=[(120, 10)] * count) for count in (4, 2)]
     assert model.catch_up_cost(rows) == pytest.approx([a + b for a, b in zip(*expected, strict=True)])
-
-
-def test_adaptive_goes_through_the_lanes_while_drafts_wait() -> None:
-    """Whatever mode is best: a draft in the verify queue may be waiting for these rows."""
-    for mode in ("plain", "atomic", "lanes"):
-        policy = adaptive(planner(), 0.6, 2, mode)
-        policy.verify_queue.rows.add(batch(1, 100))
-        assert policy.atomic_length(batch(1, 100)) is None

@@ -136,20 +136,3 @@ def test_a_lanes_bandwidth_is_a_share_of_its_own_cards(detailed: bool) -> None:
             shares.append(launches["bytes"][mine].sum() / builtin(card).gpu.bandwidth_bytes_per_s / span_s)
             assert 0 < shares[-1] < 1
         assert lanes[lane]["bandwidth_share"] == pytest.approx(sum(shares) / len(shares))
-
-
-def test_more_gpus_for_a_lane_help_where_it_is_what_is_waited_for() -> None:
-    """Long prompts wait half as long for two readers; many branches are drafted sooner by two drafters."""
-    prompts = Traffic("random", num_prompts=80, input_len=2000, output_len=8, request_rate=20.0)
-    waits = []
-    for place in (("decode=1",), ("prefill=0+1", "decode=2")):
-        experiment = Experiment("pd", prompts, hardware=Hardware(place=place, band=False))
-        waits.append(summarise(simulate(experiment))["breakdown_ms"]["queue"])
-    assert waits[1] < waits[0] / 2
-    answers = Traffic("random", num_prompts=96, input_len=64, output_len=200, max_concurrency=32)
-    speeds = []
-    for place in (("verify=1", "prefill=1"), ("decode=0+1", "verify=2", "prefill=2")):
-        server = Server(num_speculative_tokens=4, ahead_fan=4, ahead_miss="plain")
-        experiment = Experiment("pdv-ahead", answers, Acceptance(0.8), server, Hardware(place=place, band=False))
-        speeds.append(summarise(simulate(experiment))["output_throughput"])
-    assert speeds[1] > 1.1 * speeds[0]

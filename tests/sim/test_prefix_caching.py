@@ -142,6 +142,3 @@ def test_a_prefix_aware_router_leaves_a_server_that_has_far_more_to_do() -> None
     result = simulate(Experiment("colocated", traffic, hardware=hardware))
     share = float(result.requests["replica"].mean())
     assert 0.3 < share < 0.7
-
-
-# its notes ------------------------------------------------------------------------------------------------------------
