@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from types import SimpleNamespace
 from typing import Any, get_args
@@ -288,23 +288,6 @@ def test_goodput_decodes_plainly_where_drafts_do_not_pay_and_tries_them_now_and_
 
 
 # the planner ------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(("contention", "together"), [("max", max), ("serial", lambda draft, verify: draft + verify)])
-def test_overlapped_batches_are_handed_over_twice(contention: Contention, together: Callable[..., float]) -> None:
-    """Two batches change places: free overlap takes the longer of the two, none their sum; and the host's time twice.
-
-    A round in one lane is a draft, a verify, and a launch and a completion.
-    """
-    plan = planner(contention=contention)
-    for rows, k in ((1, 1), (8, 4), (64, 2)):
-        context = rows * 300
-        verify_s = plan.models["target"].price(rows, k + 1)
-        draft_s = plan.models["draft"].price(rows, 1, k)
-        draft, verify = (price.seconds_0 + price.seconds_1 * context for price in (draft_s, verify_s))
-        assert plan.round_s(rows, context, k) == pytest.approx(draft + verify + 30e-6, rel=1e-12)
-        expected = together(draft, verify) + 2 * (30e-6 + 20e-6)
-        assert plan.overlapped_s(rows, context, k) == pytest.approx(expected, rel=1e-12)
 
 
 # adaptive ---------------------------------------------------------------------------------------------------------

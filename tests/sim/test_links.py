@@ -107,19 +107,6 @@ def test_the_planner_counts_transfers_and_no_contention() -> None:
     assert alone / 2 < two.overlapped_s(64, 6400, 8) < alone
 
 
-def test_kv_capacity_is_that_of_the_fullest_gpu_that_holds_a_request_to_its_end() -> None:
-    """The target's 16 GB leave an A10G little; where it only reads prompts, the others' room counts."""
-    cards = {"cards": ("h200", "a10g"), "server": {"pair": GEMMA}}
-    drafts = placed("pdv", "decode=1", **cards)
-    reads = placed("pdv", "prefill=1", **cards)
-    verifies = placed("pdv", "verify=1", "prefill=1", **cards)
-    for experiment, at in ((drafts, (0, 1)), (reads, (0,)), (verifies, (0, 1))):
-        parts = ServerParts(experiment)
-        assert parts.kv_capacity == min(parts.kv_capacities[gpu] for gpu in at)
-    target, drafter = (ServerParts(e).kv_capacities[1] for e in (verifies, drafts))
-    assert target < drafter
-
-
 @pytest.mark.parametrize("detailed", [True, False])
 def test_a_lanes_bandwidth_is_a_share_of_its_own_cards(detailed: bool) -> None:
     """Drafts move their bytes at the L4's bandwidth, which is a sixteenth of the H200's."""
