@@ -208,13 +208,12 @@ def can_load(kind: DrafterKind, target: str) -> bool:
     if kind == "pard":
         return f"{PARD}{natural_draft(model(target))}" in CHECKPOINTS
     if kind == "mtp":
-        return own in WITH_MTP or (is_config(own) and _has_mtp(read_config(Path(own))))
+        if own in WITH_MTP or not is_config(own):
+            return own in WITH_MTP
+        config = read_config(Path(own))
+        text = config.get("text_config")
+        return any(part.get(key) for part in (config, text if isinstance(text, dict) else {}) for key in MTP_LAYERS)
     return kind != "model" or natural_draft(model(target)) is not None
-
-
-def _has_mtp(config: Mapping[str, Any]) -> bool:
-    own = config.get("text_config")
-    return any(part.get(key) for part in (config, own if isinstance(own, dict) else {}) for key in MTP_LAYERS)
 
 
 def drafted_by(kind: DrafterKind | None, pair: str) -> str:
