@@ -214,10 +214,11 @@ def read_run(path: Path) -> tuple[Source, list[Row]]:
         kind, load = "trace", math.nan
     elif math.isinf(load) and traffic["max_concurrency"] is not None:
         kind, load = "concurrency", traffic["max_concurrency"]
-    row: Row = {name: math.inf if value == "inf" else value for name, value in flatten(document).items()}
-    row = NOT_SIMULATED | row | {"load_kind": kind, "load": float(load)} | _saved(stem, digests)
+    known = {name: math.inf if value == "inf" else value for name, value in flatten(document).items()}
+    row = NOT_SIMULATED | known | {"load_kind": kind, "load": float(load)} | _saved(stem, digests)
     lost = f"{stem.name}: no histograms: its records are missing" if digests and not row["records"] else ""
-    return Source(stem.name, path, row["date"], row["pdvsim_version"], config, (), provenance, lost), [row]
+    date, version = document["date"], document["pdvsim_version"]
+    return Source(stem.name, path, date, version, config, (), provenance, lost), [row]
 
 
 def _document(path: Path) -> dict[str, Any]:
