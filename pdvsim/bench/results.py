@@ -239,7 +239,8 @@ def _document(path: Path) -> dict[str, Any]:
 def _settings(given: Mapping[str, Any]) -> Config:
     """The settings of an experiment, of this version or another."""
     groups = {name: given.get(name, {}) for name in GROUPS}
-    return {name: {key: stored_value(value) for key, value in group.items()} for name, group in groups.items()}
+    stored = {name: {key: stored_value(value) for key, value in group.items()} for name, group in groups.items()}
+    return {**given, **stored}
 
 
 def _saved(stem: Path, digests: Mapping[str, Any]) -> Row:
