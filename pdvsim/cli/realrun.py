@@ -114,6 +114,3 @@ def server_line(experiment: Experiment) -> str:
 
 
 main = RealrunCommand.main
-
-if __name__ == "__main__":
-    sys.exit(main())
