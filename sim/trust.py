@@ -108,7 +108,7 @@ def unvalidated(experiment: Experiment, metrics: Mapping[str, Any], errors: Erro
     if hardware.profile == "roofline":
         return "a roofline is a bound, not a prediction"
     if hardware.predicted_engine != "pdvsim":
-        return "its forward times have no error bar (--no-band)"
+        return "the error bar of its forward times was not simulated"
     if errors is None:
         return "this profile was not validated against real runs (pdvsim validate --write)"
     if server.drafted_by not in ("none", *errors.drafters) and experiment.has_drafter:
