@@ -29,7 +29,7 @@ from pdvsim.decide.figures import advice_pictures
 from pdvsim.decide.formula import Formula
 from pdvsim.decide.goal import Goal
 from pdvsim.decide.race import contest, contest_of
-from pdvsim.decide.runs import Bench, at_acceptance, at_load, at_rate, replications
+from pdvsim.decide.runs import Bench, at_acceptance, at_rate, replications
 from pdvsim.decide.space import Space, complexity
 from pdvsim.decide.surroundings import RUN_SHARE, Rivalry, break_even, find_flips
 from pdvsim.decide.tune import Search
@@ -158,26 +158,24 @@ def test_drafts_that_pay_in_a_batch_job_are_above_their_break_even() -> None:
 
 
 def test_a_flip_has_another_winner_beyond_its_edge_and_none_before() -> None:
-    """Drafting against plain decoding: as the batch grows, plain decoding takes over."""
-    loop = replace(DRAFTING, traffic=replace(DRAFTING.traffic, request_rate=math.inf, max_concurrency=4))
-    drafting = at_acceptance(replace(loop, server=replace(loop.server, max_num_seqs=256)), 0.6)
-    who = rivalry(drafting, replace(drafting, arch="autoregressive"), GOAL, 5, 4)
+    """Drafting against plain decoding, along an axis with one flip: as acceptance falls, plain decoding takes over."""
+    who = rivalry(at_acceptance(DRAFTING, 0.9), PLAIN, GOAL, 5, 4)
     bench = Bench(1)
-    flips = find_flips("concurrency", 4.0, (3.0, 256.0), at_load, who, bench)
-    assert (flips.falls(-1), flips.stands(-1)) == (None, 3.0)
-    falls, stands = flips.falls(1), flips.stands(1)
+    flips = find_flips("load", 0.9, (0.1, 0.95), at_acceptance, who, bench)
+    assert (flips.falls(1), flips.stands(1)) == (None, 0.95)
+    falls, stands = flips.falls(-1), flips.stands(-1)
     assert falls.challenger == "autoregressive"
-    assert 4 < stands < falls.at
+    assert falls.at < stands < 0.9
     assert not flips.spent
 
-    def pair(load: float) -> dict[str, list[float]]:
+    def pair(rate: float) -> dict[str, list[float]]:
         """On all seeds, in runs as long as those of the search."""
-        placed = {name: who.placed(at_load(c, load)) for name, c in who.finalists.items()}
+        placed = {name: who.placed(at_acceptance(c, rate)) for name, c in who.finalists.items()}
         rows = bench.replicated(bench.lengthened(placed, RUN_SHARE), 5)
         return {name: [row["mean_e2el_ms"] for row in mine] for name, mine in rows.items()}
 
     error = lead_error(Experiment(), "mean_e2el_ms")
-    beyond, before = (contest(pair(load), -1, None, error) for load in (falls.at, stands))
+    beyond, before = (contest(pair(rate), -1, None, error) for rate in (falls.at, stands))
     assert (beyond.best, beyond.sure) == ("autoregressive", True)
     assert (before.best, before.sure) != ("autoregressive", True)
 

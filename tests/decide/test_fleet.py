@@ -288,9 +288,8 @@ def test_an_acceptance_of_another_model_is_noted_with_its_break_even() -> None:
     fixed = {"arch": ["autoregressive", "colocated"], "max_num_seqs": 64, "max_num_batched_tokens": 2048}
     advice = pdvsim.advise(model="qwen3-8b", drafter="eagle3", **fixed, **load)
     verdict = str(advice).partition("Asked\n")[0]
-    note = "note: acceptance as recorded with Llama-3.1-8B (not with qwen3-8b): sharegpt-eagle3; drafting"
-    assert note in verdict
-    assert "breaks even" in verdict
+    assert "note: acceptance as recorded with Llama-3.1-8B (not with qwen3-8b): sharegpt-eagle3" in verdict
+    assert str(advice).count("breaks even") == 1
     own = pdvsim.advise(model="llama-3.1-8b", drafter="eagle3", **fixed, **load | {"budget": 9})
     assert "recorded with" not in str(own).partition("Asked\n")[0]
 
