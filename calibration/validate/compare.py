@@ -329,7 +329,7 @@ def hits_of(checked: Sequence[Checked], within: Bars | None = None) -> list[Hit]
             if within is None:
                 known = ((group, sizes[group, metric].items()) for group in one.groups)
                 others = ((group, [size for run, size in runs if run != one.run.command]) for group, runs in known)
-                widths = starmap(_quantile, others)
+                widths: Iterable[float | None] = starmap(_quantile, others)
             else:
                 widths = (within.get(group, {}).get(metric) for group in one.groups)
             bar = next((bar for bar in widths if bar is not None), None)
