@@ -295,9 +295,11 @@ def _fit_alike(sorts: Mapping[str, Sequence[Group]], ratios: Ratios, start: Floa
 
     dense = sorts["dense"] or [group for groups in sorts.values() for group in groups]
     options: Any = {"maxfev": 1500, "xatol": 1e-3, "fatol": 1e-5, "adaptive": True}
-    best: Floats = minimize(
-        lambda x: loss(dense, fit_of(x), ratios), start.tolist(), method="Nelder-Mead", options=options
-    ).x
+
+    def alike(x: Floats) -> float:
+        return loss(dense, fit_of(x), ratios)
+
+    best: Floats = minimize(alike, start.tolist(), method="Nelder-Mead", options=options).x
     fit = fit_of(best)
     if sorts["dense"] and sorts["8-bit"]:
         fit = _fit_one(sorts["8-bit"], fit, ratios, "hold_8bit", (-1.0, 0.0))
@@ -331,7 +333,10 @@ def _fit_crowd(triples: Sequence[Group], fit: ContentionFit, ratios: Ratios) -> 
     def of(x: Floats) -> ContentionFit:
         return replace(fit, crowd_weight=1 + math.exp(x[0]), crowd_hold=min(math.exp(x[1]), 1.0))
 
-    return of(minimize(lambda x: loss(triples, of(x), ratios), np.array([-0.5, -0.05]), method="Nelder-Mead").x)
+    def among_three(x: Floats) -> float:
+        return loss(triples, of(x), ratios)
+
+    return of(minimize(among_three, np.array([-0.5, -0.05]), method="Nelder-Mead").x)
 
 
 def fit_corun(

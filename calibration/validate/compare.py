@@ -46,7 +46,7 @@ TARGETS = {  # at most: of all errors the median and the 95th percentile; the 95
 }  # fmt: skip
 
 
-Task = tuple[Experiment, Pace | None, bool]  # what is simulated, for which machine, and whether without ablations
+CheckedTask = tuple[Experiment, Pace | None, bool]  # for which machine; whether it is no ablation
 
 
 @dataclass(frozen=True)
@@ -127,7 +127,7 @@ def validate(
 ) -> Validation:
     """Simulate the experiment of every run, once for all its repeats; after Ctrl-C, with what is finished."""
     first = contentions[0]
-    tasks: dict[Contention, list[Task]] = {contention: [] for contention in contentions}
+    tasks: dict[Contention, list[CheckedTask]] = {contention: [] for contention in contentions}
     for contention, those in tasks.items():
         for run in runs:
             hardware = replace(run.experiment.hardware, contention=contention, profile=profile, band=False)
@@ -154,7 +154,7 @@ def validate(
     return Validation(checked, foundation, done.unfinished)
 
 
-def _predicted(index: int, task: Task) -> Row:
+def _predicted(index: int, task: CheckedTask) -> Row:
     experiment, pace, first = task  # how full a server is does not change with how its streams share the GPU
     result = simulate(experiment)
     metrics, paced = summarise(result), None
@@ -329,7 +329,7 @@ def hits_of(checked: Sequence[Checked], within: Bars | None = None) -> list[Hit]
             if within is None:
                 known = ((group, sizes[group, metric].items()) for group in one.groups)
                 others = ((group, [size for run, size in runs if run != one.run.command]) for group, runs in known)
-                widths = starmap(_quantile, others)
+                widths: Iterable[float | None] = starmap(_quantile, others)
             else:
                 widths = (within.get(group, {}).get(metric) for group in one.groups)
             bar = next((bar for bar in widths if bar is not None), None)
