@@ -29,10 +29,10 @@ from pdvsim.sim.policies import ARCHS, policy_of
 
 # as in the documentation and source of vLLM 0.27.1, SGLang 0.5.18 and TensorRT-LLM 1.4.0rc1
 VLLM_FLAGS = {
-    "--max-num-seqs", "--max-num-batched-tokens", "--enable-chunked-prefill", "--enable-prefix-caching", "--gpu-memory-utilization",
-    "--max-model-len", "--speculative-config", "--quantization", "--kv-cache-dtype", "--tensor-parallel-size",
-    "--block-size", "--data-parallel-size", "--enable-expert-parallel", "--all2all-backend", "--enable-eplb",
-    "--eplb-config", "--kv-offloading-size", "--kv-offloading-backend",
+    "--max-num-seqs", "--max-num-batched-tokens", "--enable-chunked-prefill", "--gpu-memory-utilization",
+    "--enable-prefix-caching", "--max-model-len", "--speculative-config", "--quantization", "--kv-cache-dtype",
+    "--tensor-parallel-size", "--block-size", "--data-parallel-size", "--enable-expert-parallel", "--all2all-backend",
+    "--enable-eplb", "--eplb-config", "--kv-offloading-size", "--kv-offloading-backend",
 }  # fmt: skip
 VLLM_FIELDS = {
     "method", "model", "num_speculative_tokens", "num_speculative_tokens_per_batch_size", "use_heterogeneous_vocab",
