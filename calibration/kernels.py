@@ -53,7 +53,9 @@ WIDE_TOKENS = tuple(2**power for power in range(15))
 EXCHANGE_SMS = 20
 NODES_EXPERTS = 256  # of the model that DeepEP was timed with on several nodes
 DEEPEP = {"ll": ("ll", "avg_t_us"), "ht": ("normal", "transmit_us")}  # SGLang's tables, and their columns of times
-# GPUs of whole experts
+# Whole experts: the name of their tables, on which GPUs, and whether every expert has as many tokens
+WHOLE = (("moe-ep", "spread", False), ("moe-wide", "wide", False), ("moe-even", "all", True))
+SENT = (("moe-sent", "all", False), ("moe-sent-even", "all", True))  # of tokens that were sent to them
 GROUPS = {"spread": (2, LARGEST_GROUP), "wide": (LARGEST_GROUP + 1, LARGEST_WIDE), "all": (2, LARGEST_WIDE)}
 NVLINK_STEPS = ("alltoall_prepare", "alltoall_dispatch", "alltoall_combine")  # of TensorRT-LLM's exchange, two-sided
 NVLINK_TIMED = "gb200"  # the card that it was timed on; the others with NVLink 5 are taken to need as long
@@ -116,15 +118,15 @@ def pack(
         if (table := source.optional(op, name)) is not None:
             arrays |= pack_one(table)
         packed_one()
-    arrays |= _spread(source) | _exchange(source)
+    arrays |= _whole(WHOLE, source) | _exchange(source)
     borrowed = BORROWED.get((engine, gpu.name), {})
     for kind, owner in borrowed.items():
         lender = _Source(folder, SYSTEMS[gpu.name], owner)
-        lent = _experts(lender.table("moe", "moe_perf")) | _spread(lender)
+        lent = _experts(lender.table("moe", "moe_perf")) | _whole(WHOLE, lender)
         arrays |= {name: values for name, values in lent.items() if name.split("/")[1] == kind}
     if gpu.name in BLACKWELL:
         there = [card for card in (gpu.name, ONE_CHIP[gpu.name]) if _root(folder, SYSTEMS[card])]
-        arrays |= _sent(*(_Source(folder, SYSTEMS[card], "trtllm") for card in there))
+        arrays |= _whole(SENT, *(_Source(folder, SYSTEMS[card], "trtllm") for card in there), kinds=SENT_KINDS)
         if _root(folder, SYSTEMS[NVLINK_TIMED]):
             arrays |= _nvlink(_Source(folder, SYSTEMS[NVLINK_TIMED], "trtllm"))
     about = {
@@ -223,7 +225,7 @@ class _Source:
 
     def optional(self, op: str, name: str, spread: str = "", engine: str = "") -> pd.DataFrame | None:
         """The newest table; of experts, those on one GPU or sharded, or, by a name in `GROUPS`, whole ones."""
-        for path in self._paths(op, name, engine or self.engine):
+        for path in self.paths(op, name, engine or self.engine):
             table = pd.read_parquet(path)
             if op == "moe" and self.engine == "trtllm" and self.system in OLDER_CHIP:
                 older = pd.read_parquet(str(path).replace(f"/{self.system}/", f"/{OLDER_CHIP[self.system]}/"))
@@ -238,11 +240,8 @@ class _Source:
                 return table
         return None
 
-    def versions_of(self, op: str, name: str, engine: str) -> Iterator[pd.DataFrame]:
+    def paths(self, op: str, name: str, engine: str) -> list[Path]:
         """An engine's tables, newest first."""
-        return map(pd.read_parquet, self._paths(op, name, engine))
-
-    def _paths(self, op: str, name: str, engine: str) -> list[Path]:
         assert self.root is not None
         folder = self.root / self.system / op / engine
         return sorted(folder.glob(f"*/{name}.parquet"), key=_version, reverse=True)
@@ -295,24 +294,21 @@ def _by(table: pd.DataFrame, column: str) -> Iterator[tuple[str, pd.DataFrame]]:
         yield str(value), table[table[column] == value]
 
 
-def _by_kind(name: str, column: str, axes: dict[str, str], table: pd.DataFrame) -> Arrays:
+def _by_kind(name: str, column: str, axes: dict[str, str], table: pd.DataFrame, largest_first: bool = False) -> Arrays:
     """One grid for each value of a column, as of the KV cache; prompts are timed alone."""
     if "isl" in axes.values():
         table = table[table.batch_size == 1]
     arrays: Arrays = {}
     for kind, part in _by(table, column):
-        arrays |= _timed(f"{name}/{kind}", part, axes)
+        arrays |= _timed(f"{name}/{kind}", part, axes, largest_first=largest_first)
     return arrays
 
 
 def _products(table: pd.DataFrame) -> Arrays:
-    table = table[(table.n >= LEAST_SIDE) & (table.k >= LEAST_SIDE)]
-    least = table.groupby("gemm_dtype").latency.min()
-    arrays: Arrays = {}
-    for kind, part in _by(table, "gemm_dtype"):
-        if kind in ITEM_BYTES and least[kind] <= MOST_WAIT * least["bfloat16"]:
-            arrays |= _timed(f"gemm/{kind}", part, {axis: axis for axis in "mnk"}, largest_first=True)
-    return arrays
+    table = table[(table.n >= LEAST_SIDE) & (table.k >= LEAST_SIDE) & table.gemm_dtype.isin(list(ITEM_BYTES))]
+    least = table.groupby("gemm_dtype").latency.transform("min")
+    quick = least <= MOST_WAIT * table[table.gemm_dtype == "bfloat16"].latency.min()
+    return _by_kind("gemm", "gemm_dtype", {axis: axis for axis in "mnk"}, table[quick], largest_first=True)
 
 
 def _attention(name: str, axes: dict[str, str], table: pd.DataFrame) -> Arrays:
@@ -330,37 +326,22 @@ def _attention(name: str, axes: dict[str, str], table: pd.DataFrame) -> Arrays:
     return arrays
 
 
-def _spread(source: _Source) -> Arrays:
-    """Tables of whole experts on several GPUs."""
-    table = source.optional("moe", "moe_perf", "spread")
-    if table is None:
-        return {}
-    arrays = _experts(table, "moe-ep", ("moe_ep_size",))
-    if (table := source.optional("moe", "moe_perf", "wide")) is not None:
-        arrays |= _experts(_some(table), "moe-wide", ("moe_ep_size",))
-    if (table := source.optional("moe", "moe_perf", "all")) is not None:
-        arrays |= _even(table, "moe-even")
+def _whole(parts: tuple[tuple[str, str, bool], ...], *sources: _Source, kinds: tuple[str, ...] = ()) -> Arrays:
+    """Whole experts on several GPUs, by `WHOLE` or `SENT`; of several sources the fastest."""
+    arrays: Arrays = {}
+    for name, spread, even in parts:
+        tables = [table for one in sources if (table := one.optional("moe", "moe_perf", spread)) is not None]
+        if not tables:
+            if not arrays:
+                break
+            continue
+        table = pd.concat(tables)
+        if spread != "spread":
+            table = table[(table.num_experts >= WIDE_EXPERTS) & table.num_tokens.isin(WIDE_TOKENS)]
+        if even:
+            table = table[table.distribution == "balanced"]
+        arrays |= _experts(table[table.moe_dtype.isin(kinds)] if kinds else table, name, ("moe_ep_size",))
     return arrays
-
-
-def _sent(*sources: _Source) -> Arrays:
-    """Whole experts of tokens that were sent to them, on any number of GPUs: the fastest of all sources."""
-    tables = [table for source in sources if (table := source.optional("moe", "moe_perf", "all")) is not None]
-    if not tables:
-        return {}
-    table = pd.concat(tables)
-    table = table[table.moe_dtype.isin(SENT_KINDS)]
-    return _experts(_some(table), "moe-sent", ("moe_ep_size",)) | _even(table, "moe-sent-even")
-
-
-def _even(table: pd.DataFrame, name: str) -> Arrays:
-    """Return the same where every expert has as many tokens, in place of the usual routing."""
-    table = table[table.distribution == "balanced"]
-    return _experts(_some(table), name, ("moe_ep_size",))
-
-
-def _some(table: pd.DataFrame) -> pd.DataFrame:
-    return table[(table.num_experts >= WIDE_EXPERTS) & table.num_tokens.isin(WIDE_TOKENS)]
 
 
 def _exchange(source: _Source) -> Arrays:
@@ -368,9 +349,8 @@ def _exchange(source: _Source) -> Arrays:
     arrays: Arrays = {}
     table = source.optional("comm", "nccl_perf", engine="nccl")
     if table is not None:
-        for operation in ("all_gather", "reduce_scatter"):
-            part = table[(table.op_name == operation) & (table.nccl_dtype == "half")]
-            arrays |= _timed(f"nccl/{operation}", part, {"gpus": "num_gpus", "elements": "message_size"})
+        table = table[table.op_name.isin(("all_gather", "reduce_scatter")) & (table.nccl_dtype == "half")]
+        arrays |= _by_kind("nccl", "op_name", {"gpus": "num_gpus", "elements": "message_size"}, table)
     for mode, part in _deepep(source):
         arrays |= _timed(f"deepep/{mode}", part, HIDDEN_BY_TOKENS)
     return arrays | _nodes(source)
@@ -393,7 +373,8 @@ def _nodes(source: _Source) -> Arrays:
     """DeepEP on one node and on several, by tokens of a rank: timed in SGLang for one model."""
     arrays: Arrays = {}
     for mode, (name, field) in DEEPEP.items():
-        for table in source.versions_of("comm", f"wideep_deepep_{name}_perf", "sglang"):
+        for path in source.paths("comm", f"wideep_deepep_{name}_perf", "sglang"):
+            table = pd.read_parquet(path)
             part = _both_ways(table[(table.num_topk == TOPK) & (table.num_experts == NODES_EXPERTS)], field)
             common = part.groupby("num_token").node_num.nunique()
             part = part[part.num_token.isin(common[common == part.node_num.nunique()].index)]

@@ -10,7 +10,7 @@ from pdvsim.decide.draft_table import DraftTable
 from pdvsim.decide.speedup import Speedup
 from pdvsim.decide.winners import WinnerMap
 from pdvsim.sim.policies.base import Policy
-from pdvsim.view.points import SweepPoints
+from pdvsim.view.plots import SweepPoints
 from pdvsim.view.run import Run as Run
 from pdvsim.view.traffic import TraceAccount
 

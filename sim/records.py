@@ -41,7 +41,6 @@ _REQUEST_COLUMNS = (
 REQUEST_DTYPES = {name: "f8" if name.endswith("_s") else "i8" for name in _REQUEST_COLUMNS} | {"replica": "i4"}
 _ASKED = {"id", "arrival_s", "prompt_tokens", "output_tokens", "session", "turn"}
 _COLUMNS = {name: attrgetter(name) for name in _REQUEST_COLUMNS}
-LATER_COLUMNS = {"num_cached_tokens": -1, "session": -1, "turn": 0}  # which older records lack, and what they mean
 
 LAUNCH_DTYPES: dict[str, str] = {
     "replica": "i2",

@@ -99,7 +99,7 @@ def unvalidated(experiment: Experiment, metrics: Mapping[str, Any], errors: Erro
         f"too few real runs had --kv-cache-dtype {server.kv_cache_dtype}": server.kv_cache_dtype != "auto",
         "too few real runs used --async-scheduling": server.async_scheduling,
         "a roofline is a bound, not a prediction": hardware.profile == "roofline",
-        "its forward times have no error bar (--no-band)": hardware.predicted_engine != "pdvsim",
+        "the error bar of its forward times was not simulated": hardware.predicted_engine != "pdvsim",
         "this profile was not validated against real runs (pdvsim validate --write)": errors is None,
         f"no real run drafted with {drafter}": errors and drafts and drafter not in ("none", *errors.drafters),
         "real runs padded their n-gram drafts": drafter == "ngram" and drafts and not server.pad_drafts,

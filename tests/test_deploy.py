@@ -18,6 +18,7 @@ from pdvsim.common.commandline import parse
 from pdvsim.decide.deploy import deployment
 from pdvsim.decide.draft_lengths import find_table
 from pdvsim.decide.draft_table import DraftQuestion, DraftTable, of_table
+from pdvsim.sim.assembly import ServerParts
 from pdvsim.sim.config import Acceptance, Experiment, Hardware, Server, Traffic
 from pdvsim.sim.engines.served import Block
 from pdvsim.sim.engines.sglang import SGLANG
@@ -29,9 +30,9 @@ from pdvsim.sim.policies import ARCHS, policy_of
 # as in the documentation and source of vLLM 0.27.1, SGLang 0.5.18 and TensorRT-LLM 1.4.0rc1
 VLLM_FLAGS = {
     "--max-num-seqs", "--max-num-batched-tokens", "--enable-chunked-prefill", "--gpu-memory-utilization",
-    "--max-model-len", "--speculative-config", "--quantization", "--kv-cache-dtype", "--tensor-parallel-size",
-    "--block-size", "--data-parallel-size", "--enable-expert-parallel", "--all2all-backend", "--enable-eplb",
-    "--eplb-config", "--kv-offloading-size", "--kv-offloading-backend",
+    "--enable-prefix-caching", "--max-model-len", "--speculative-config", "--quantization", "--kv-cache-dtype",
+    "--tensor-parallel-size", "--block-size", "--data-parallel-size", "--enable-expert-parallel", "--all2all-backend",
+    "--enable-eplb", "--eplb-config", "--kv-offloading-size", "--kv-offloading-backend",
 }  # fmt: skip
 VLLM_FIELDS = {
     "method", "model", "num_speculative_tokens", "num_speculative_tokens_per_batch_size", "use_heterogeneous_vocab",
@@ -48,6 +49,7 @@ TENSORRT_FLAGS = {"--tp_size", "--ep_size", "--max_batch_size", "--max_num_token
 FLAGS = {"vLLM": VLLM_FLAGS, "SGLang": SGLANG_FLAGS, "TensorRT-LLM": TENSORRT_FLAGS}
 
 TRAFFIC = Traffic("random", input_len=64, output_len=16, num_prompts=8)
+CONTEXTS = ("--max-model-len", "--context-length")
 COLOCATED = Experiment("colocated", TRAFFIC, server=Server("tinyllama-1.1b:llama-2-7b", max_num_seqs=128))
 
 
@@ -197,12 +199,24 @@ def test_every_preset_has_a_checkpoint() -> None:
     assert {name.removeprefix(f"{drafter_kind(name)}-") for name in drafters} <= set(PRESETS)
 
 
-def test_a_head_that_nobody_published_is_no_line() -> None:
+def test_a_head_that_nobody_published_is_a_placeholder() -> None:
     for kind in ("eagle3", "mtp"):
         server = Server("llama-2-7b", drafter=kind)  # type: ignore[arg-type]
         for block in deployment(Experiment("colocated", server=server))[:2]:
-            assert not block.text
-            assert "llama-2-7b" in block.notes[-1]
+            assert ("YOUR-EAGLE3-HEAD" in block.text) is (kind == "eagle3")
+            assert "llama-2-7b is known" in block.notes[0]
+    unknown = Server("llama-3.1-70b", drafter="eagle3")
+    assert "the nearest model that has one is llama-3.3-70b" in deployment(Experiment(server=unknown))[0].notes[0]
+
+
+def test_a_context_that_the_cache_has_no_room_for_is_limited() -> None:
+    """vLLM refuses to start where one request of the model's context would not fit."""
+    server, hardware = Server("none:llama-3.1-70b"), Hardware("h100-sxm", tensor_parallel_size=2, engine="vllm")
+    for block, flag in zip(deployment(Experiment(server=server, hardware=hardware))[:2], CONTEXTS, strict=True):
+        tokens = int(flags(block.text)[flag])
+        assert 16_384 < tokens < ServerParts(Experiment(server=server, hardware=hardware)).kv_capacity
+    wider = Experiment(server=server, hardware=replace(hardware, tensor_parallel_size=4))
+    assert not set(CONTEXTS) & flags(deployment(wider)[0].text).keys()
 
 
 def test_a_model_of_ones_own_is_its_folder(tmp_path: Path) -> None:

@@ -44,7 +44,6 @@ def test_only_the_pool_starts_processes() -> None:
     "line",
     [
         "sweep --arch pd,pdv --concurrency 1,2 --jobs 2 --no-band -o made",
-        "advise --request-rate 4 --num-runs 2 --budget 8 --jobs 2 --goodput ttft:500",
         "acceptance",
     ],
 )

@@ -110,6 +110,8 @@ REFUSED = [  # what the line must name: the option, its value, its limit, or wha
     (f"{APART} --cards h200", "--cards: --disaggregate takes 2, got 1"),
     (f"{APART} --drafter eagle3 --draft-kv recomputed", "--draft-kv recomputed: eagle3 reads hidden states"),
     (f"{APART} --drafter none --draft-kv recomputed", "--draft-kv no effect belongs to a drafter on the GPU"),
+    ("run --pair llama-3.2-1b:llama-3.1-70b", "or give --tensor-parallel-size 2"),
+    ("run --pair llama-3.2-1b:llama-3.1-70b --gpu l4 --gpu-memory-utilization 0.5", "smaller models"),
     ("run --tensor-parallel-size 3", "tensor-parallel-size must be one of 1, 2, 4, 8, got 3"),
     ("run --tensor-parallel-size 4 --draft-tensor-parallel-size 2", "must be 1 or tensor-parallel-size, 4, got 2"),
     ("run --pair qwen2-1.5b:qwen2.5-72b --tensor-parallel-size 8", "its heads, 12, --draft-tensor-parallel-size 1"),

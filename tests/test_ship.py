@@ -46,9 +46,9 @@ def shipped(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 COMMANDS = [
-    ("pdvsim", "run", "--arch", "polite", "--max-concurrency", "4", *LOAD),
-    ("pdvsim", "sweep", "--arch", "polite,colocated", "--concurrency", "4", "--jobs", "1", *LOAD, "-o", "out"),
-    ("pdvsim", "advise", "--arch", "polite", "--request-rate", "9", *FEW, *LOAD),
+    ("pdvsim.cli", "run", "--arch", "polite", "--max-concurrency", "4", *LOAD),
+    ("pdvsim.cli", "sweep", "--arch", "polite,colocated", "--concurrency", "4", "--jobs", "1", *LOAD, "-o", "out"),
+    ("pdvsim.cli", "advise", "--arch", "polite", "--request-rate", "9", *FEW, *LOAD),
     ("pdvsim.cli.realrun", "--arch", "polite", "--max-concurrency", "4", "--device", "cpu", "--tiny", *LOAD),
 ]  # fmt: skip
 PROGRAM = f"""

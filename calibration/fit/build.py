@@ -175,7 +175,7 @@ def _with_ratios(model: str, terms: ForwardTerms, corun: Corun | None) -> Forwar
         return terms
     wait, room = (
         tuple(sorted((tokens, ratio) for (name, tokens), ratio in ratios.items() if name == model))
-        for ratios in (corun.ratios.wait, corun.ratios.room)
+        for ratios in (corun.ratios["wait"], corun.ratios["room"])
     )
     return replace(terms, wait_ratios=wait, room_ratios=room)
 

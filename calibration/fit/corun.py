@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -43,6 +43,9 @@ RATIO_PRIOR = 0.5  # weight of a factor's squared logarithm, in mean errors of a
 LONGEST_HALF_S = 1.0  # of a layer; room that no kernel is long enough to take
 LEAST_RATE = 1e-3
 Prompt = tuple[str, int]  # a model and a number of tokens, 0 for forwards of rows
+# "wait" and "room": how long prompts keep others waiting and how much of the GPU they occupy, over what their time
+# predicts
+Ratios = dict[str, dict[Prompt, float]]
 
 
 @dataclass(eq=False, kw_only=True)
@@ -69,17 +72,11 @@ class Group:
     members: list[Member]
 
     @cached_property
-    def mixture(self) -> bool:
-        return any(member.experts_read for member in self.members)
-
-    @cached_property
-    def eight_bits(self) -> bool:
-        return any(member.eight_bits for member in self.members)
-
-    @cached_property
     def sort(self) -> str:
         """The kind of group that its errors are counted under."""
-        return "mixtures" if self.mixture else "8-bit" if self.eight_bits else "dense"
+        if any(member.experts_read for member in self.members):
+            return "mixtures"
+        return "8-bit" if any(member.eight_bits for member in self.members) else "dense"
 
     @cached_property
     def ordered(self) -> bool:
@@ -89,14 +86,6 @@ class Group:
     def measured(self) -> list[float]:
         """Measured slowdown of every member."""
         return [1 / max(member.measured, LEAST_RATE) for member in self.members]
-
-
-@dataclass(frozen=True)
-class Ratios:
-    """How long prompts keep others waiting and how much of the GPU they occupy, over what their time predicts."""
-
-    wait: dict[Prompt, float] = field(default_factory=dict)
-    room: dict[Prompt, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -207,8 +196,8 @@ def slowdowns(groups: Sequence[Group], fit: ContentionFit, ratios: Ratios | None
         for member in members:
             member.share = 0.0  # another fit, another share
             if ratios is not None and member.prompt:
-                member.wait_ratio = ratios.wait.get(member.sized, 1.0)
-                member.room_ratio = ratios.room.get(member.sized, 1.0)
+                member.wait_ratio = ratios["wait"].get(member.sized, 1.0)
+                member.room_ratio = ratios["room"].get(member.sized, 1.0)
         model.solve(members)
         predicted += [1 / max(member.rate, LEAST_RATE) for member in members]
     return np.array(predicted)
@@ -259,7 +248,7 @@ def fit_groups(groups: Sequence[Group]) -> tuple[ContentionFit, Ratios] | None:
         return None
     sorts = {sort: [group for group in pairs if group.sort == sort] for sort in ("dense", "mixtures", "8-bit")}
     triples = [group for group in more if group.sort == "dense"] or more
-    ratios, start = Ratios(), START
+    ratios, start = Ratios(wait={}, room={}), START
     for names in (("wait",), ("room", "wait"), ()):
         fit, start = _fit_alike(sorts, ratios, start)
         if any(group.ordered for group in triples):
@@ -284,8 +273,7 @@ def _fit_ratio(groups: Sequence[Group], fit: ContentionFit, known: Ratios, name:
     """The known ratios with that of a prompt, which is nearer to 1 where it is in few groups."""
 
     def of(ratio: float) -> Ratios:
-        figures: dict[str, Any] = {name: {**getattr(known, name), prompt: ratio}}
-        return replace(known, **figures)
+        return known | {name: known[name] | {prompt: ratio}}
 
     def prior(ratio: float) -> float:
         return RATIO_PRIOR * math.log(ratio) ** 2 / len(groups)
@@ -307,9 +295,11 @@ def _fit_alike(sorts: Mapping[str, Sequence[Group]], ratios: Ratios, start: Floa
 
     dense = sorts["dense"] or [group for groups in sorts.values() for group in groups]
     options: Any = {"maxfev": 1500, "xatol": 1e-3, "fatol": 1e-5, "adaptive": True}
-    best: Floats = minimize(
-        lambda x: loss(dense, fit_of(x), ratios), start.tolist(), method="Nelder-Mead", options=options
-    ).x
+
+    def alike(x: Floats) -> float:
+        return loss(dense, fit_of(x), ratios)
+
+    best: Floats = minimize(alike, start.tolist(), method="Nelder-Mead", options=options).x
     fit = fit_of(best)
     if sorts["dense"] and sorts["8-bit"]:
         fit = _fit_one(sorts["8-bit"], fit, ratios, "hold_8bit", (-1.0, 0.0))
@@ -343,7 +333,10 @@ def _fit_crowd(triples: Sequence[Group], fit: ContentionFit, ratios: Ratios) -> 
     def of(x: Floats) -> ContentionFit:
         return replace(fit, crowd_weight=1 + math.exp(x[0]), crowd_hold=min(math.exp(x[1]), 1.0))
 
-    return of(minimize(lambda x: loss(triples, of(x), ratios), np.array([-0.5, -0.05]), method="Nelder-Mead").x)
+    def among_three(x: Floats) -> float:
+        return loss(triples, of(x), ratios)
+
+    return of(minimize(among_three, np.array([-0.5, -0.05]), method="Nelder-Mead").x)
 
 
 def fit_corun(

@@ -46,6 +46,9 @@ TARGETS = {  # at most: of all errors the median and the 95th percentile; the 95
 }  # fmt: skip
 
 
+CheckedTask = tuple[Experiment, Pace | None, bool]  # for which machine; whether it is no ablation
+
+
 @dataclass(frozen=True)
 class Checked:
     """One real run and its prediction."""
@@ -124,38 +127,34 @@ def validate(
 ) -> Validation:
     """Simulate the experiment of every run, once for all its repeats; after Ctrl-C, with what is finished."""
     first = contentions[0]
-    number_of: dict[tuple[Experiment, Pace | None, bool], int] = {}  # each simulation is done once
-    ways: dict[Contention, list[tuple[ServedRun, int]]] = {contention: [] for contention in contentions}
-    for contention, those in ways.items():
+    tasks: dict[Contention, list[CheckedTask]] = {contention: [] for contention in contentions}
+    for contention, those in tasks.items():
         for run in runs:
             hardware = replace(run.experiment.hardware, contention=contention, profile=profile, band=False)
             pace = pace_in(run.meta) if contention == first else None  # the ablations need none
-            task = applicable(replace(run.experiment, hardware=hardware)), pace, contention == first
-            those.append((run, number_of.setdefault(task, len(number_of))))
-    named = {number: run.command for those in ways.values() for run, number in those}
-    done = simulations(_predicted, list(number_of), "simulations", jobs, quiet, _cost)
+            those.append((applicable(replace(run.experiment, hardware=hardware)), pace, contention == first))
+    once = list(dict.fromkeys(task for those in tasks.values() for task in those))
+    done = simulations(_predicted, once, "simulations", jobs, quiet, lambda task: float(task[0].traffic.num_prompts))
     for number, reason in done.failures.items():
-        raise ValueError(f"{named[number]}: {reason}")
-    rows = done.rows
-    shares = {run.command: rows[number]["share"] for run, number in ways[first] if number in rows}
+        command = next(run.command for those in tasks.values() for run, task in zip(runs, those, strict=True)
+                       if task == once[number])  # fmt: skip
+        raise ValueError(f"{command}: {reason}")
+    rows = {once[number]: done.rows[number] for number in sorted(done.rows)}
+    shares = {run.command: rows[task]["share"] for run, task in zip(runs, tasks[first], strict=True) if task in rows}
     checked = {
         contention: [
-            Checked(run, share=shares.get(run.command, math.nan), **rows[number]["checked"])
-            for run, number in those
-            if number in rows
+            Checked(run, share=shares.get(run.command, math.nan), **rows[task]["checked"])
+            for run, task in zip(runs, those, strict=True)
+            if task in rows
         ]
-        for contention, those in ways.items()
+        for contention, those in tasks.items()
     }
-    foundations = [str(rows[number]["foundation"]).split("; ") for number in sorted(rows)]
+    foundations = [str(row["foundation"]).split("; ") for row in rows.values()]
     foundation = "; ".join(dict.fromkeys(part for parts in foundations for part in parts))
     return Validation(checked, foundation, done.unfinished)
 
 
-def _cost(task: tuple[Experiment, Pace | None, bool]) -> float:
-    return float(task[0].traffic.num_prompts)
-
-
-def _predicted(index: int, task: tuple[Experiment, Pace | None, bool]) -> Row:
+def _predicted(index: int, task: CheckedTask) -> Row:
     experiment, pace, first = task  # how full a server is does not change with how its streams share the GPU
     result = simulate(experiment)
     metrics, paced = summarise(result), None
@@ -330,7 +329,7 @@ def hits_of(checked: Sequence[Checked], within: Bars | None = None) -> list[Hit]
             if within is None:
                 known = ((group, sizes[group, metric].items()) for group in one.groups)
                 others = ((group, [size for run, size in runs if run != one.run.command]) for group, runs in known)
-                widths = starmap(_quantile, others)
+                widths: Iterable[float | None] = starmap(_quantile, others)
             else:
                 widths = (within.get(group, {}).get(metric) for group in one.groups)
             bar = next((bar for bar in widths if bar is not None), None)

@@ -12,7 +12,6 @@ import re
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -27,11 +26,11 @@ from pdvsim.sim.run import simulate
 LARGE = {"expert-parallel": "expert or data parallelism", "apart": "prefill apart"}
 SETTINGS = ("concurrency", "tensor_parallel", "weights")
 PredictedRow = Joined[SiliconRow]
-LABELS: dict[str, Callable[[SiliconRow], str]] = {
-    "kind": lambda row: group_of(row),
-    "engine and card": lambda row: f"{row.engine} {row.card}",
-    "model": lambda row: row.model,
-    "concurrency": lambda row: str(1 << (row.concurrency.bit_length() - 1)),
+LABELS: dict[str, Callable[[PredictedRow], str]] = {
+    "kind": lambda one: group_of(one.of),
+    "engine and card": lambda one: f"{one.of.engine} {one.of.card}",
+    "model": lambda one: one.of.model,
+    "concurrency": lambda one: str(1 << (one.of.concurrency.bit_length() - 1)),
 }
 
 
@@ -81,18 +80,12 @@ def ratios(rows: Sequence[PredictedRow]) -> dict[str, float]:
     """
     errors = []
     for varied in SETTINGS:
-        for group in grouped(rows, partial(_setting, varied)).values():
-            off = [one.errors["tpot_ms"] for one in group]
-            errors += [math.expm1(abs(math.log((1 + a) / (1 + b)))) for a, b in itertools.combinations(off, 2)]
+        off: dict[tuple[object, ...], list[float]] = {}
+        for one in rows:
+            off.setdefault(one.of.like(varied), []).append(one.errors["tpot_ms"])
+        pairs = (pair for group in off.values() for pair in itertools.combinations(group, 2))
+        errors += [math.expm1(abs(math.log((1 + a) / (1 + b)))) for a, b in pairs]
     return middle(errors)
-
-
-def _setting(varied: str, one: PredictedRow) -> tuple[object, ...]:
-    return one.of.like(varied)
-
-
-def _labelled(label: Callable[[SiliconRow], str], one: PredictedRow) -> str:
-    return label(one.of)
 
 
 def group_of(row: SiliconRow) -> str:
@@ -114,7 +107,7 @@ def document(
     refused = Counter(kind_of(refusals[one.of.id]) for one in rows if one.of.id in refusals)
     tables = {}
     for name, label in LABELS.items():
-        parts = grouped(rows, partial(_labelled, label))
+        parts = grouped(rows, label)
         ordered = sorted(parts, key=lambda part: (int(part) if part.isdecimal() else 0, part))
         tables[name] = {part: _errors(parts[part], estimates) for part in ordered}
     return {

@@ -205,7 +205,7 @@ def figures(speedup: float, *sides: Sequence[float]) -> dict[str, float]:
 def cost(pair: MeasuredPair) -> float:
     """What the simulation of a pair takes, roughly: its output tokens, those of ranks and of prompts step by step."""
     traffic, ranks = pair.drafted.experiment.traffic, pair.drafted.experiment.hardware.data_parallel_size
-    return traffic.num_prompts * (traffic.output_len + traffic.input_len / 100) * (10 if ranks > 1 else 1)
+    return traffic.num_prompts * ((traffic.output_len or 0) + (traffic.input_len or 0) / 100) * (10 if ranks > 1 else 1)
 
 
 @lru_cache(maxsize=4096)
@@ -228,7 +228,7 @@ def _as_tree(profile: Profile, side: PairSide) -> Profile:
     """Return the same with a tree's forwards in place of a chain's, at the side's concurrency."""
     pair, traffic, steps = side.experiment.pair, side.experiment.traffic, side.experiment.longest_draft
     requests = traffic.max_concurrency or 1
-    context = requests * (traffic.input_len + traffic.output_len)
+    context = requests * ((traffic.input_len or 0) + (traffic.output_len or 0))
     target, drafter = profile.cost_model(pair.target), profile.cost_model(pair.draft)
     tokens = side.verified_tokens
     parts = -(-tokens // MAX_DRAFT)  # attention wider than was measured reads the cache once for each part

@@ -77,12 +77,10 @@ def spanned(result: Result, ends: Sequence[Metrics] = ()) -> Metrics:
     machine = experiment.hardware.machine
     if reason is None and machine is not None and read_pace(machine).step_s is not None:  # fitted to an engine
         reason = "no real runs of the engine that --machine corrects for"
-    if reason is not None or errors is None:
-        return metrics | {"error_range": f"none: {reason}"}
-    known: Known = "any machine" if experiment.hardware.machine is None else "this machine"
-    bars = _bars(errors, known, experiment, metrics, main)
+    known: Known = "any machine" if machine is None else "this machine"
+    bars = {} if reason is not None or errors is None else _bars(errors, known, experiment, metrics, main)
     if not bars:
-        return metrics | {"error_range": "none: too few real runs were comparable"}
+        return metrics | {"error_range": f"none: {reason or 'too few real runs were comparable'}"}
     text = "holds 90% of comparable real runs"
     return metrics | {f"{name}_error": bar for name, bar in bars.items()} | {"error_range": text}
 

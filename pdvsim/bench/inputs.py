@@ -118,7 +118,7 @@ def _of_a_request(experiment: Experiment) -> tuple[float, float]:
 
 
 def forewarn(experiments: Sequence[Experiment], jobs: int | None = 1) -> None:
-    """Warn before long runs, or runs that need much memory."""
+    """Say so before long runs, or runs that need much memory."""
     if text := forewarning(experiments, jobs):
         say("pdvsim", text)
 

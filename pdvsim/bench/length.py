@@ -63,11 +63,8 @@ def long_enough(experiment: Experiment) -> Experiment:
     scoring = experiment.scoring
     if not scoring.steady or scoring.warmup_requests:
         return experiment
-
-    def measure(run: Experiment) -> Mapping[str, Any]:
-        return summarise(simulate(run))
-
-    length, given = length_of(sized(experiment, measure)), experiment.traffic.num_prompts
+    needed = sized(experiment, lambda run: summarise(simulate(run)))
+    length, given = length_of(needed), experiment.traffic.num_prompts
     return with_length(experiment, Length(length.start, max(length.measured, given - length.start)))
 
 

@@ -26,7 +26,7 @@ from pdvsim.common.commandline import stored_value
 from pdvsim.common.files import SEAL, digest, unbroken
 from pdvsim.sim.config import GROUPS, RANKED
 from pdvsim.sim.reading import error_text, printable, read_json, read_table
-from pdvsim.sim.records import DELIVERY_DTYPES, LATER_COLUMNS, LAUNCH_DTYPES, REQUEST_DTYPES, Columns
+from pdvsim.sim.records import DELIVERY_DTYPES, LAUNCH_DTYPES, REQUEST_DTYPES, Columns
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -117,9 +117,7 @@ class Results:
 
     def warmup(self, row: pd.Series[Any]) -> int:
         """Requests excluded from a point's metrics."""
-        if "warmup_requests" in row and not math.isnan(row["warmup_requests"]):
-            return int(row["warmup_requests"])
-        return int(self.source(row).config["scoring"].get("warmup_requests", 0))
+        return int(row.get("warmup_requests", self.source(row).config["scoring"]["warmup_requests"]))
 
     def bandwidths_bytes_per_s(self, row: pd.Series[Any]) -> list[float]:
         """Copy bandwidth of each GPU of a server, as it was recorded; nan if it was not."""
@@ -219,7 +217,8 @@ def read_run(path: Path) -> tuple[Source, list[Row]]:
     known = {name: math.inf if value == "inf" else value for name, value in flatten(document).items()}
     row = NOT_SIMULATED | known | {"load_kind": kind, "load": float(load)} | _saved(stem, digests)
     lost = f"{stem.name}: no histograms: its records are missing" if digests and not row["records"] else ""
-    return Source(stem.name, path, row["date"], row["pdvsim_version"], config, (), provenance, lost), [row]
+    date, version = document["date"], document["pdvsim_version"]
+    return Source(stem.name, path, date, version, config, (), provenance, lost), [row]
 
 
 def _document(path: Path) -> dict[str, Any]:
@@ -240,7 +239,8 @@ def _document(path: Path) -> dict[str, Any]:
 def _settings(given: Mapping[str, Any]) -> Config:
     """The settings of an experiment, of this version or another."""
     groups = {name: given.get(name, {}) for name in GROUPS}
-    return {name: {key: stored_value(value) for key, value in group.items()} for name, group in groups.items()}
+    stored = {name: {key: stored_value(value) for key, value in group.items()} for name, group in groups.items()}
+    return {**given, **stored}
 
 
 def _saved(stem: Path, digests: Mapping[str, Any]) -> Row:
@@ -300,5 +300,4 @@ def _columns(path: Path, table: str, sha256: str | None) -> Columns:
     frame = read_table(path).to_pandas(ignore_metadata=True)
     for name in WORDS.keys() & frame.keys():
         frame[name] = frame[name].astype(str).map({word: code for code, word in enumerate(WORDS[name])})
-    later = {name: np.full(len(frame), usual) for name, usual in LATER_COLUMNS.items()}
-    return {name: np.asarray(frame[name] if name in frame else later[name], dt) for name, dt in DTYPES[table].items()}
+    return {name: np.asarray(frame[name], dtype) for name, dtype in DTYPES[table].items()}

@@ -90,13 +90,11 @@ class Sweep:
     @cached_property
     def _points(self) -> list[Point]:
         axes = [[(name, value) for value in values] for name, values in self.vary.items()]
-        given = [
-            Point(kind, load, run, self._experiment(arch, kind, load, run, varied), varied)
-            for kind, load in self._loads()
-            for varied in product(*axes)
-            for arch in self.archs
-            for run in range(self.num_runs)
-        ]
+        seed, given = self.base.traffic.seed, list[Point]()
+        for (kind, load, settings), varied, arch in product(self._loads(), product(*axes), self.archs):
+            for run in range(self.num_runs):
+                experiment = self.base.with_settings(**{"arch": arch, "seed": seed + run, **dict(varied), **settings})
+                given.append(Point(kind, load, run, experiment, varied))
         vet(point.experiment for point in given if point.run == 0)
         idle = False
         for at, point in enumerate(given):
@@ -106,23 +104,16 @@ class Sweep:
                 given[at] = replace(point, experiment=applicable(point.experiment))
         return given
 
-    def _loads(self) -> Iterator[tuple[LoadKind, float]]:
+    def _loads(self) -> Iterator[tuple[LoadKind, float, dict[str, Any]]]:
+        """The loads, each with its settings."""
         if self.concurrency:
-            yield from (("concurrency", float(c)) for c in self.concurrency)
+            for limit in self.concurrency:
+                yield "concurrency", float(limit), {"request_rate": math.inf, "max_concurrency": limit}
         elif self.base.traffic.use_trace_timestamps and not self.request_rate:
-            yield "trace", math.nan
+            yield "trace", math.nan, {}
         else:
-            yield from (("request_rate", float(r)) for r in self.request_rate or DEFAULT_RATES)
-
-    def _experiment(
-        self, arch: Arch, kind: LoadKind, load: float, run: int, varied: tuple[tuple[str, Any], ...]
-    ) -> Experiment:
-        settings: dict[str, Any] = {"arch": arch, "seed": self.base.traffic.seed + run, **dict(varied)}
-        if kind == "concurrency":
-            settings |= {"request_rate": math.inf, "max_concurrency": int(load)}
-        elif kind == "request_rate":
-            settings["request_rate"] = load
-        return self.base.with_settings(**settings)
+            for rate in map(float, self.request_rate or DEFAULT_RATES):
+                yield "request_rate", rate, {"request_rate": rate}
 
 
 def flatten(metrics: dict[str, Any], prefix: str = "") -> Row:

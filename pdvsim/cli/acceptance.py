@@ -54,10 +54,7 @@ class AcceptanceCommand(Command):
             raise ValueError(f"--drafter {self.drafter}: no acceptance is known; give yours with --acceptance-from")
         if self.texts is not None:
             rows = [_measured(self, self.texts), *rows]
-        if self.json:
-            print(dumps({"tokens_per_round": rows}))
-            return 0
-        print(TextTable(rows, notes=(ADVICE,)))
+        print(dumps({"tokens_per_round": rows}) if self.json else TextTable(rows, notes=(ADVICE,)))
         return 0
 
 

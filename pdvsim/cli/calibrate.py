@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from pdvsim.cli.command import Command
 from pdvsim.common.console import say
-from pdvsim.common.files import write_all
+from pdvsim.common.files import write_all, write_whole
 from pdvsim.common.progress import Progress
 from pdvsim.sim.config import Acceptance, Hardware, Server
 from pdvsim.sim.core import ServingEngine
@@ -154,7 +154,7 @@ class CalibrateBench(OtherEngine):
         rows: list[dict[str, Any]] = []
         with Progress(2 * len(cases), "simulations", self.json) as progress, TemporaryDirectory() as scratch:
             machine, done = Path(scratch) / "machine.json", count(1)
-            machine.write_bytes(content)
+            write_whole(machine, content)
             for name, (load, experiment) in zip(self.from_bench, cases, strict=True):
                 corrected = replace(experiment, hardware=replace(hardware, machine=str(machine)))
                 row: dict[str, Any] = {"bench": name}

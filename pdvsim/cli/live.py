@@ -63,25 +63,24 @@ class LiveCommand(Command, ExperimentOptions):
             raise ValueError(EXTRA) from None
         page = PageServer(self.address, self.port, self.token)  # reports a port in use before anything else
         try:
-            _serve(self, page)
+            self._serve(page)
         finally:
             page.close()
         say("pdvsim", "live ended")
         return 0
 
+    def _serve(self, page: PageServer) -> None:
+        from pdvsim.cli.livefiles import saved
+        from pdvsim.live.page import Dashboard
+        from pdvsim.sim.assembly import covering_profile
 
-def _serve(args: LiveCommand, page: PageServer) -> None:
-    from pdvsim.cli.livefiles import saved
-    from pdvsim.live.page import Dashboard
-    from pdvsim.sim.assembly import covering_profile
+        setup = self.setup()
+        profile = covering_profile(setup.base)
+        about = f"{setup.base.server.pair} on {profile.gpu.name}, profile {profile.name}: {profile.foundation}"
 
-    setup = args.setup()
-    profile = covering_profile(setup.base)
-    about = f"{setup.base.server.pair} on {profile.gpu.name}, profile {profile.name}: {profile.foundation}"
+        def ready() -> None:
+            say("pdvsim", f"live at {page.url} (stop with Ctrl-C)")
+            if self.browser:
+                webbrowser.open(page.url)
 
-    def ready() -> None:
-        say("pdvsim", f"live at {page.url} (stop with Ctrl-C)")
-        if args.browser:
-            webbrowser.open(page.url)
-
-    page.run(Dashboard(setup, args.speed, saved, about), ready)
+        page.run(Dashboard(setup, self.speed, saved, about), ready)

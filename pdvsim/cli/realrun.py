@@ -43,8 +43,9 @@ class RealrunCommand(RunCommand):
     @cached_property
     def experiment(self) -> Experiment:
         """The experiment; if the models decide acceptance, none is recorded or assumed."""
-        asked = self.given.experiment(self.given.arch, assumed=self.machine.own_verdict)
-        return asked if self.given.hardware.engine else replace(asked, hardware=self.given.hardware)  # pdvsim's own
+        hardware = self.given.hardware  # without --engine it is this machine's run of pdvsim's own
+        given = self.given if hardware.engine else replace(self.given, hardware=replace(hardware, engine="pdvsim"))
+        return given.experiment(given.arch, assumed=self.machine.own_verdict)
 
     @classmethod
     def main(cls, argv: Sequence[str] | None = None, prog: str = "realrun") -> int:
@@ -114,6 +115,3 @@ def server_line(experiment: Experiment) -> str:
 
 
 main = RealrunCommand.main
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -22,17 +22,13 @@ from pdvsim.view.run import Run
 class AskedExperiment(ExperimentOptions, Experiment):
     """One run: an architecture, under a load, on a GPU."""
 
-    def asked(self) -> Experiment:
-        """The experiment, with its acceptance."""
-        return self.experiment(self.arch)
-
     def answer(self) -> Run:
         """The run, which prints as a table and has its records as frames."""
         from pdvsim.bench.band import ends
         from pdvsim.bench.length import long_enough
         from pdvsim.sim.run import simulate
 
-        asked = self.asked()
+        asked = self.experiment(self.arch)
         checked(asked)
         experiment = long_enough(asked)
         return Run(simulate(experiment), ends(experiment))
@@ -63,7 +59,7 @@ class RunCommand(Command):
     @cached_property
     def experiment(self) -> Experiment:
         """The experiment to simulate."""
-        return self.given.asked()
+        return self.given.experiment(self.given.arch)
 
     def __post_init__(self) -> None:
         if not self.given.scoring.detailed and (self.save_detailed or self.trace_out or self.html):

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
     from pdvsim.bench.run import SweepDir
-    from pdvsim.view.points import SweepPoints
+    from pdvsim.view.plots import SweepPoints
 
 VARIES_ACCEPTANCE = {"pair", "drafter", *(field.name for field in fields(Acceptance))}
 PAIRED_METRICS = ("output_throughput", "mean_e2el_ms", "mean_ttft_ms", "mean_tpot_ms")
@@ -97,7 +97,7 @@ class SweepCommand(Command, ExperimentOptions):
         """The points as a frame that prints as a summary and has `plot()`, one row per run. Nothing is written."""
         from pdvsim.bench.output import tidy
         from pdvsim.bench.run import run
-        from pdvsim.view.points import SweepPoints
+        from pdvsim.view.plots import SweepPoints
 
         points = SweepPoints(tidy(frame_of(run(self.sweep.points(), self.backend))))
         points.setting = points_line(points, [asdict(self.sweep.base)])
@@ -193,7 +193,7 @@ class SweepCommand(Command, ExperimentOptions):
     def _print(self, frame: pd.DataFrame, config: dict[str, Any]) -> None:
         from pdvsim.bench.output import dumps
         from pdvsim.view.comparison import paired_table
-        from pdvsim.view.points import sweep_table
+        from pdvsim.view.plots import sweep_table
         from pdvsim.view.serving import serving_table
 
         sweep, entries = self.sweep, over_replications(frame)

@@ -14,6 +14,8 @@ from pdvsim.view.figure import DPI
 if TYPE_CHECKING:
     from pdvsim.view.traffic import TraceAccount
 
+REGULAR = 1e6  # burstiness that is as good as equal gaps, and the highest that a run takes
+
 
 @dataclass(frozen=True)
 class TrafficCommand(Command):
@@ -61,7 +63,7 @@ class TrafficCommand(Command):
             named += f" --columns {','.join(self.columns)}" if self.columns else ""
             if statistics.window_s:
                 print(f"replay it: pdvsim run {named} --use-trace-timestamps")
-                rate, shape = statistics.summary()["request_rate"], statistics.summary()["burstiness"]
+                rate, shape = statistics.summary()["request_rate"], min(statistics.summary()["burstiness"], REGULAR)
                 load = f"--request-rate {rate:.3g} --burstiness {shape:.2g}"
                 print(f"use its lengths at any rate: pdvsim run {named} {load}")
         if path is not None:

@@ -30,6 +30,7 @@ MOST_USED = (
     "num_speculative_tokens", "acceptance_rate", "acceptance_model", "acceptance_from", "num_runs", "preset",
     "output", "json",
 )  # fmt: skip
+WRITING = frozenset({"output", "overwrite", "html", "csv", "trace_out", "result_dir", "write", "iteration_log"})
 WIDEST = 100
 HELP_COLUMN = 30
 EARLIER_PAIR = "tinyllama-1.1b:llama-2-7b"  # of recorded command lines without a pair: it was the default
@@ -66,7 +67,7 @@ def read(command: type, argv: Sequence[str]) -> dict[str, Any]:
 
 
 def _of_file(path: str, command: type, given: Collection[str]) -> dict[str, Any]:
-    """Options of a file that the command line lacks; it cannot name another file or a policy file."""
+    """Options of a file that the command line lacks; it cannot name a policy file, another file, or what to write."""
     try:
         settings = read_toml(path)
     except (OSError, ValueError) as error:
@@ -76,6 +77,8 @@ def _of_file(path: str, command: type, given: Collection[str]) -> dict[str, Any]
         for arch in converted(replace(known["arch"], hint=tuple[str, ...]), settings["arch"]):
             if file_of(arch) is not None:
                 raise ValueError(f"{path}: arch {arch} is a policy file: name it on the command line, with --arch")
+    for name in WRITING.intersection(settings, known):
+        raise ValueError(f"{path}: {name} may replace files: give it on the command line, with {flag_of(name)}")
     return by_name(settings, set(known) - {"config"}, f"{path}: unknown key")
 
 

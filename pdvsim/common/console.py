@@ -38,9 +38,12 @@ def say(program: str, text: str) -> None:
 def guarded(program: str, command: Callable[[], int], last: bool = False) -> int:
     """Run a command; errors become one line and an exit code, warnings one line.
 
-    If it is the `last` of its process, Ctrl-C has no effect after it: all is written, and Python only ends its threads.
+    If it is the `last` of its process, it ends by SIGTERM as by Ctrl-C, and Ctrl-C has no effect after it: all is
+    written, and Python only ends its threads.
     """
     _open_streams()
+    if last:
+        signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         with _notes_printed(program):
             code = command()

@@ -15,7 +15,7 @@ import secrets
 import stat
 import sys
 import tempfile
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -111,6 +111,8 @@ def cut(path: Path) -> None:
 def check_writable(path: Path) -> None:
     """An OSError that names `path` if it cannot be written; leaves no file."""
     try:
+        if path.is_symlink() and not (real := Path(os.path.realpath(path))).parent.is_dir():
+            raise OSError(errno.ENOENT, f"is a link to {real}, whose folder does not exist")
         if path.is_dir():
             raise OSError(errno.EISDIR, os.strerror(errno.EISDIR))
         if path.exists() and not os.access(path, os.W_OK):  # a write-protected file could be replaced, but should not
@@ -154,13 +156,13 @@ def sha256(data: bytes) -> str:
     return hashlib.sha256(data).hexdigest()
 
 
-def sealed(document: Mapping[str, Any], without: Collection[str] = (SEAL, "date")) -> dict[str, Any]:
+def sealed(document: Mapping[str, Any]) -> dict[str, Any]:
     """The JSON document with the digest of its content, which is the same on another day, as the last key."""
-    content = {key: value for key, value in document.items() if key not in without}
+    content = {key: value for key, value in document.items() if key not in (SEAL, "date")}
     text = json.dumps(content, sort_keys=True, separators=(",", ":"))
     return {**document, SEAL: sha256(text.encode())}
 
 
 def unbroken(document: Any) -> bool:
-    """Whether a document matches its seal, also one of earlier versions, whose seal is also of the date."""
-    return isinstance(document, dict) and document in (sealed(document), sealed(document, (SEAL,)))
+    """Whether a document matches its seal."""
+    return isinstance(document, dict) and document == sealed(document)

@@ -29,7 +29,6 @@ from pdvsim.decide.report import (
     Report,
     asked_lines,
     gpus_text,
-    outside_measured,
     plural,
     positive,
     served_as_text,
@@ -40,6 +39,7 @@ from pdvsim.decide.tune import Search
 from pdvsim.sim.config import Experiment
 from pdvsim.sim.engines.served import Block, unknown_head
 from pdvsim.sim.workload.asked import drafter_name
+from pdvsim.view.comparison import most_outside
 from pdvsim.view.report.sheet import Highlight, Showable
 from pdvsim.view.setting import acceptance_notes, is_assumed, is_published, measure_notes, recorded_elsewhere
 from pdvsim.view.style import metric_label
@@ -58,7 +58,6 @@ EXPECTED = (
     "request_throughput", "output_throughput", "request_goodput", "mean_ttft_ms", "{}_ttft_ms", "p99_ttft_ms",
     "mean_tpot_ms", "{}_tpot_ms", "p99_tpot_ms", "mean_e2el_ms",
 )  # fmt: skip
-Holder = str  # "recommended" or "plain": whose capacity was searched
 
 
 @dataclass(repr=False)
@@ -70,7 +69,7 @@ class Advice(Answer):
     finals: dict[Experiment, list[Row]] = field(default_factory=dict)
     contest: Contest | None = None  # among the finalists that can be chosen
     recommended: Experiment | None = None
-    flips: list[surroundings.Flips] = field(default_factory=list)
+    flips: surroundings.Flips | None = None
     break_even: surroundings.BreakEven | None = None
     capacity: Capacities | None = None  # of the recommendation and of plain decoding
     deployment: list[Block] = field(default_factory=list)  # commands to start it
@@ -93,9 +92,6 @@ class Advice(Answer):
             best.setdefault(self.question.name(candidate), candidate)
         return self.finalists | {name: mine for name, mine in best.items() if name not in self.finalists}
 
-    def finalist(self, name: str) -> Experiment:
-        return self.finalists[name]
-
     @property
     def rows(self) -> list[Row]:
         """The recommendation's replications."""
@@ -110,15 +106,13 @@ class Advice(Answer):
     @property
     def met(self) -> bool:
         """Whether the recommendation meets the service levels and keeps up; the capacity search overrules its runs."""
-        held, load = self.held_rate, self.question.base.traffic.request_rate
-        return self.question.goal.met(self.rows) and (held is None or load <= held.mean + held.half_width)
+        held, load = self.holds(self.recommended), self.question.base.traffic.request_rate
+        return self.question.goal.met(self.rows) and (held is None or load <= held.high)
 
     def verdict(self, candidate: Experiment) -> str:
         """Whether a candidate meets the service levels, by the whole of its interval and of the rate that it holds."""
         verdict, load = self.question.goal.verdict(candidate, self.finals[candidate]), self.question.base.traffic
-        held = self.holds(
-            "recommended" if candidate == self.recommended else "plain" if candidate == self.plain else ""
-        )
+        held = self.holds(candidate)
         if verdict == "meets" and held is not None and load.request_rate > held.low:
             return "misses" if load.request_rate > held.high else "too close to call"
         return verdict if verdict != "meets" or self.question.goal.levels else "keeps up"
@@ -128,20 +122,10 @@ class Advice(Answer):
         """What the recommendation is called in tables and plots."""
         return "recommended" if self.met else "closest"
 
-    @property
-    def held_rate(self) -> Interval | None:
-        """The rate that the recommendation holds; None if it was not searched."""
-        known = {entry["arch"]: entry["rate"] for entry in self.capacity.summary()} if self.capacity else {}
-        return known.get("recommended")
-
-    def holds(self, who: Holder) -> Ranged | None:
-        """The rate held, with the error of seeds and model."""
-        return self.capacity.ranges().get(who) if self.capacity else None
-
-    @property
-    def _held_text(self) -> str:
-        held = self.holds("recommended")
-        return held.text("req/s") if held is not None else "an unknown rate"
+    def holds(self, candidate: Experiment | None) -> Ranged | None:
+        """The rate that a finalist holds, with the error of seeds and model; None if it was not searched."""
+        known = self.capacity.ranges() if self.capacity else {}
+        return None if candidate is None else known.get(self.question.name(candidate))
 
     @property
     def able(self) -> list[Experiment]:
@@ -153,16 +137,8 @@ class Advice(Answer):
         """The cheapest fleet that meets the service levels and keeps up."""
         return min(self.able if self.question.fleets else [], key=self.question.hourly, default=None)
 
-    def per_million(self, candidate: Experiment) -> Interval:
-        """Cost of a million output tokens on a fleet at this load: dollars or GPU-hours."""
-        return self._cost_of(candidate, MILLION)
-
-    def per_conversation(self, candidate: Experiment) -> Interval:
-        """Cost of a conversation on a fleet at this load, all its turns, in the same unit."""
-        return self._cost_of(candidate, conversation_output_tokens(self.question.base.traffic))
-
-    def _cost_of(self, candidate: Experiment, tokens: float) -> Interval:
-        """The price over what is delivered in the steady state: the one figure of cost in all lines."""
+    def cost_of(self, candidate: Experiment, tokens: float = MILLION) -> Interval:
+        """The price of tokens on a fleet at this load, in dollars or GPU-hours: the one figure of cost in all lines."""
         price, rows = self.question.hourly(candidate), self.finals[candidate]
         runs = replications(candidate, len(rows))
         rates = (delivered_tokens_per_s(run, row) for run, row in zip(runs, rows, strict=True))
@@ -173,12 +149,13 @@ class Advice(Answer):
         ask = self.question
         if not (ask.fleets or ask.gpu_hour_usd):
             return {}
+        talk = conversation_output_tokens(ask.base.traffic)  # all its turns
         return {
             "fleet": ask.name(candidate),
             "gpus": ask.gpus_of(candidate),
             "hourly": ask.hourly(candidate),
-            "per_million_output_tokens": self.per_million(candidate),
-            **({"per_conversation": self.per_conversation(candidate)} if ask.base.traffic.converses else {}),
+            "per_million_output_tokens": self.cost_of(candidate),
+            **({"per_conversation": self.cost_of(candidate, talk)} if ask.base.traffic.converses else {}),
         }
 
     def expects(self, key: str) -> Interval:
@@ -197,11 +174,6 @@ class Advice(Answer):
             for c, rows in self.finals.items()
             for row in rows
         )
-
-    @property
-    def flips_drawn(self) -> list[surroundings.Flips]:
-        """The axes on which more than the given load was tested."""
-        return [flips for flips in self.flips if len(flips.probes) > 1]
 
     def report(self) -> Report:
         """The whole advice, section by section."""
@@ -235,7 +207,7 @@ class Advice(Answer):
     def _decided(self, best: Experiment, contest: Contest, expected: dict[str, Interval]) -> dict[str, Any]:
         """The document's part on the recommendation and its neighbourhood."""
         ask, rows = self.question, self.rows
-        holds = {who: self.holds(who) for who in ("recommended", "plain")}
+        holds = self.capacity.ranges() if self.capacity else {}
         return {
             "recommendation": {
                 "arch": best.arch,
@@ -260,16 +232,16 @@ class Advice(Answer):
             ],
             **({"cheapest": self.cheapest and ask.name(self.cheapest)} if ask.fleets else {}),
             **({"refused": self.refused} if self.refused else {}),
-            "flips": [flips.document() for flips in self.flips],
+            "flips": self.flips and self.flips.document(),
             "failure_modes": {
                 "break_even_acceptance": self.break_even and asdict(self.break_even),
                 "kv_cache": self.memory(best),
                 "capacity": self.capacity and self.capacity.summary(),
-                "holds": {who: held._asdict() for who, held in holds.items() if held is not None},
+                "holds": {name: held._asdict() for name, held in holds.items()},
             },
             "profile": rows[0]["profile"],
             "foundation": rows[0]["foundation"],
-            "outside_measured": outside_measured(rows),
+            "outside_measured": next(iter(most_outside(rows)), None),
         }
 
     @property
@@ -307,10 +279,10 @@ class Advice(Answer):
         """What to start, what it gains and costs, whether it meets the levels, and what makes that uncertain."""
         ask, goal, contest = self.question, self.question.goal, self.contest
         assert contest is not None
-        lines = [
-            f"{'Start' if self.met else 'Closest is'} {served_as_text(best, ask.gpus)} {self._speculation(best)}.",
-            *self._figures(best),
-        ]
+        drafts = f"and speculate with {drafter_name(best.server.pair)}, {drafts_text(best)}"
+        how = drafts if best.speculates else "without speculation"
+        start = "Start" if self.met else "Closest is"
+        lines = [f"{start} {served_as_text(best, ask.gpus)} {how}.", *self._figures(best)]
         model = ask.base.pair.target.name if ask.drafters else ask.base.server.pair
         lines += [f"{ask.described(best)}, for {model} at {load_words(ask.base.traffic)}"]
         lines += self._without_drafts(best, contest)
@@ -334,15 +306,9 @@ class Advice(Answer):
         room = interval(goal.headrooms(row)[level] for row in self.rows)
         return ranged(room.mean, room.half_width, model_error(self.recommended, self.rows, goal.level_metric(level)))
 
-    @staticmethod
-    def _speculation(best: Experiment) -> str:
-        if not best.speculates:
-            return "without speculation"
-        return f"and speculate with {drafter_name(best.server.pair)}, {drafts_text(best)}"
-
     def _figures(self, best: Experiment) -> list[str]:
         """TPOT, the rate held and the KV cache, each with that of plain decoding where it was compared."""
-        plain, held = self.plain, self.holds("recommended")
+        plain, held = self.plain, self.holds(best)
         drafts = best.speculates and plain is not None
         tpot = ranged_of(best, self.rows, "mean_tpot_ms")
         parts, notes = [], list[str]()
@@ -351,7 +317,7 @@ class Advice(Answer):
             notes = gain_note(best, [mean / tpot.mean] if drafts else [])
             parts.append(f"TPOT {tpot.text('ms')}" + (f" instead of {mean:.1f} without drafts" if drafts else ""))
         if held is not None and held.mean:
-            other = self.holds("plain")
+            other = self.holds(plain)
             instead = f" instead of {other.mean:.1f}" if other is not None and drafts else ""
             parts.append(f"it holds {held.text('req/s')}{instead}")
         whole = self.memory(best)["capacity_tokens"]
@@ -383,10 +349,9 @@ class Advice(Answer):
 
     def _inconclusive(self, best: Experiment) -> list[str]:
         """Why it is uncertain that the load is held; empty if it is certain."""
-        rate, traffic, rows = self.held_rate, self.question.base.traffic, self.rows
-        if rate is not None:
-            most = f"the highest rate it holds is {self._held_text}"
-            return [most] if traffic.request_rate > rate.mean else []
+        held, traffic, rows = self.holds(best), self.question.base.traffic, self.rows
+        if held is not None:
+            return [f"the highest rate it holds is {held.text('req/s')}"] if traffic.request_rate > held.mean else []
         if short := next(filter(None, (too_short(traffic, row) for row in rows)), ""):
             return [f"{short}: raise --num-prompts"]
         if 2 * sum(row["stability"] == "inconclusive" for row in rows) <= len(rows):
@@ -396,10 +361,10 @@ class Advice(Answer):
 
     def _not_met(self) -> list[str]:
         """What would meet the goal, as far as that is known."""
-        rate, ask, skipped = self.held_rate, self.question, self.search.skipped
+        held, ask, skipped = self.holds(self.recommended), self.question, self.search.skipped
         known = []
-        if self.recommended and rate and rate.mean > 0:
-            known.append(f"on {gpus_text(ask.gpus_of(self.recommended))} it holds {rate.mean:.3g} req/s")
+        if self.recommended and held and held.mean > 0:
+            known.append(f"on {gpus_text(ask.gpus_of(self.recommended))} it holds {held.text('req/s')}")
         if ask.most_gpus:
             known.append(f"no fleet of up to {gpus_text(ask.most_gpus)} meets the goal: raise --gpus")
         lines = ["; ".join(known) or "no tested setting holds this load; the values below are of the best one"]
@@ -455,9 +420,8 @@ class Advice(Answer):
             row = self._figures_row(", ".join([name, *self._own(candidate, best)]), candidate, self.finals[candidate])
             row[NAMES[goal.objective]] = positive(values)
             row[f"lead of {contest.best}"] = contest.lead_text(name) if name in contest.leads else ""
-            who = "recommended" if candidate == best else "plain" if candidate == self.plain else ""
             if self.capacity is not None:
-                held = self.holds(who)
+                held = self.holds(candidate)
                 row["holds req/s"] = held.text() if held is not None else ""
             row |= self._cost_cells(candidate)
             row["levels" if goal.levels else "load"] = self.verdict(candidate)
@@ -535,7 +499,7 @@ class Advice(Answer):
 
     def _surroundings(self, best: Experiment) -> list[str]:
         """Where the decision changes, and failure modes nearby."""
-        name, lines = self.question.name(best), [line for flips in self.flips for line in flips.lines]
+        name, lines = self.question.name(best), self.flips.lines if self.flips else []
         if self.break_even is not None:
             lines.append(f"poor speculation: {self.break_even.text(name)}")
         peak, whole = self.memory(best).values()
@@ -543,16 +507,16 @@ class Advice(Answer):
         return [*lines, *self._saturation(best), *(f"not tested (raise --budget): {what}" for what in self.left_out)]
 
     def _saturation(self, best: Experiment) -> list[str]:
-        rate = self.held_rate
-        if rate is None:
+        held = self.holds(best)
+        if held is None:
             return []
-        if not rate.mean:
+        if not held.mean:
             return ["saturation: no rate holds the service levels"]
-        used = self.question.base.traffic.request_rate / rate.mean
+        used = self.question.base.traffic.request_rate / held.mean
         load = f"the load is {used:.0%} of that" if used <= 1 else f"the load is {used:.3g} times that"
-        text = f"saturation: it holds {self._held_text} within the service levels; {load}"
+        text = f"saturation: it holds {held.text('req/s')} within the service levels; {load}"
         if self.question.gpu_hour_usd:
-            here = self.per_million(best)
+            here = self.cost_of(best)
             text += f"; a million output tokens cost ${positive(here, 3)} here and ${used * here.mean:.3f} at that rate"
         return [text]
 

@@ -7,7 +7,6 @@ budget counts simulations, so the same question has the same answer on any machi
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -18,19 +17,17 @@ from pdvsim.decide.deploy import deployment
 from pdvsim.decide.fleet import servers
 from pdvsim.decide.question import Question
 from pdvsim.decide.race import chosen, contest_of
-from pdvsim.decide.runs import Bench, Spent, at_acceptance, at_load, load_axis, load_of
+from pdvsim.decide.runs import Bench, Spent, at_load, load_axis, load_of
 from pdvsim.decide.sizing import largest_fleets, smallest_fleets, too_small
 from pdvsim.decide.space import PROMISING
 from pdvsim.decide.surroundings import Rivalry, find_flips
 from pdvsim.decide.tune import FINALISTS, Search, decided
 
 SEARCH_SHARE, FINALS_SHARE = 0.5, 0.6  # of the budget, used up to the end of each step
-FLIP_RUNS = 150  # simulations to find flips on an axis; at least a tenth of the budget
 CLOSE_BY = 1.05  # a rate this many times the load is tested, if no higher one is held
 SERVER_GPUS = 8  # most GPUs of one server of a fleet
 RIVALS = 2  # best other finalists tested for flips, in addition to plain decoding
 LOADS = {"load": (0.25, 4.0), "concurrency": (0.25, 4.0), "requests": (0.25, 2.0)}  # times the given load
-ACCEPTANCES = (0.3, 0.9)
 
 
 def advise(question: Question, bench: Bench, tell: Callable[[str, str], None] | None = None) -> Advice:
@@ -67,7 +64,7 @@ def usual_runs(question: Question) -> int:
     tuning = contenders + min(contenders, RIVALS + 1) * tried
     finals = min(contenders, FINALISTS + 1) * seeds
     at_a_place = min(contenders, RIVALS + 2)
-    places = at_a_place * (seeds + 2 * len(LOADS["load"]))  # alone, and others that few seeds decide
+    places = 2 * at_a_place * len(LOADS["load"])  # which few seeds decide
     return min(question.budget, tuning + finals + places + 8 * surroundings.FEW_RUNS)
 
 
@@ -121,7 +118,7 @@ def _surroundings(advice: Advice, bench: Bench) -> None:
     ask, best = advice.question, advice.recommended
     assert best is not None
     assert advice.contest is not None
-    order = [advice.finalist(name) for name in advice.contest.order]
+    order = [advice.finalists[name] for name in advice.contest.order]
     others = [c for c in (*order, *advice.finals) if c != best]
     rated = next((c for c in (best, *others) if surroundings.has_break_even(c)), None)
     plain = next((c for c in (best, *others) if c.arch == "autoregressive"), None)
@@ -137,30 +134,24 @@ def _surroundings(advice: Advice, bench: Bench) -> None:
 
     def capacity() -> None:
         if axis == "load" and ask.goal.levels:
-            both = {"recommended": best} | ({"plain": plain} if plain not in (None, best) else {})
+            both = {ask.name(c): c for c in (best, plain) if c is not None}
             advice.capacity = surroundings.saturation(both, rivalry, bench, ask.gpu_hour_usd)
             if advice.capacity.interrupted:
                 raise KeyboardInterrupt
 
     def load_flips() -> None:
         places = [here * x if axis == "load" else float(max(1, round(here * x))) for x in LOADS[axis]]
-        if advice.held_rate is not None:  # beyond it nothing is recommended
-            most = advice.held_rate.mean
+        if (held := advice.holds(best)) is not None:  # beyond it nothing is recommended
+            most = held.mean
             places = [place for place in places if place <= max(here, most)]
             places += [most] if most > CLOSE_BY * here and max(places) < here else []
-        advice.flips.append(find_flips(axis, here, places, at_load, rivalry, bench))
-
-    def acceptance_flips() -> None:
-        if all(c.acceptance.by_rate for c in (best, *rivals)):
-            given = best.acceptance.acceptance_rate
-            advice.flips.append(find_flips("acceptance", given, ACCEPTANCES, at_acceptance, rivalry, bench))
+        advice.flips = find_flips(axis, here, places, at_load, rivalry, bench)
 
     steps = {"distance to capacity": capacity, "break-even": break_even}
-    steps |= {"flips with the load": load_flips, "flips with acceptance": acceptance_flips} if rivals else {}
-    each = max(FLIP_RUNS, ask.budget // 10)
+    steps |= {"flips with the load": load_flips} if rivals else {}
     for what, step in steps.items():
         try:
-            with bench.within(min(ask.budget, bench.runs + each if "flips" in what else math.inf)):
+            with bench.within(ask.budget):
                 step()
         except Spent:
             advice.left_out.append(what)

@@ -91,7 +91,7 @@ class Speeds:
 
     def _idle_by_formula(self, sizes: Sequence[int]) -> Logs:
         """At k=0: plain decoding, plus the drafter's pass over every token."""
-        if self.question.facts.lowest_k > 0:
+        if self.question.served_by.lowest_k > 0:
             return np.full(len(sizes), -np.inf)
         plain, formula = self.plain(sizes), self.formula
         rounds, drafter, more_s = formula.rounds(0) + JOINING_ROUNDS, formula.planner.models["draft"], []

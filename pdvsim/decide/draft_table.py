@@ -5,23 +5,22 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
-from typing import Literal, NamedTuple
+from typing import Literal
 
 from pdvsim.bench import output
 from pdvsim.bench.inputs import checked
-from pdvsim.bench.length import given_length, mean_turns, with_length
 from pdvsim.bench.stats import Interval
 from pdvsim.decide.deploy import Deployment, roomed
 from pdvsim.decide.error import gain_note
 from pdvsim.decide.report import NO_DRAFTS, Answer, Report, lengths_note, plural
-from pdvsim.decide.runs import replications
+from pdvsim.decide.runs import in_loop, replications
 from pdvsim.sim.assembly import profile_of
 from pdvsim.sim.config import Experiment
 from pdvsim.sim.engines import ENGINES
+from pdvsim.sim.engines.base import InferenceEngine
 from pdvsim.sim.engines.idle import IDLE_DRAFTER
 from pdvsim.sim.engines.served import Block, Served
 from pdvsim.sim.limits import DraftLength, LeastDraft, NumRuns, PartialShare, Range, Requests, check, check_ranges
-from pdvsim.sim.metrics.steady import loop_length
 from pdvsim.sim.prices.options import Padding
 from pdvsim.view.report.sheet import Showable
 from pdvsim.view.setting import acceptance_notes
@@ -36,15 +35,6 @@ PLAIN = -1  # in place of a draft length: a server without a drafter
 SizeAndLength = tuple[int, int]  # batch size, and draft length or PLAIN
 EngineName = Literal["vllm", "sglang", "tensorrt-llm"]
 TABLED = {engine.padding: engine for engine in ENGINES.values()}  # by the name of their padding
-
-
-class EngineFacts(NamedTuple):
-    """What an engine does with draft lengths by batch size."""
-
-    padding: Padding
-    lowest_k: int  # at k=0 the drafter still runs
-    pads: str
-    at_0: str
 
 
 @dataclass(frozen=True)
@@ -66,7 +56,7 @@ class DraftQuestion:
             raise ValueError("a draft table needs a drafter: --drafter none has none")
         if self.compared > self.max_k:
             raise ValueError(f"--against {self.against} is beyond --max-k {self.max_k}")
-        if self.compared < self.facts.lowest_k:
+        if self.compared < self.served_by.lowest_k:
             raise ValueError(f"--against {self.against} is below the lowest k of {self.engine}")
         checked(self.drafting(self.max_k))
 
@@ -80,28 +70,29 @@ class DraftQuestion:
         return min(USUAL_LENGTH, self.max_k) if self.against is None else self.against
 
     @property
-    def facts(self) -> EngineFacts:
-        """The engine's own scheduling and padding; a profile from an engine's log already includes padding."""
-        engine = TABLED[self.engine]
-        facts = EngineFacts(engine.padding, engine.lowest_k, engine.pads, engine.at_0)
-        if not profile_of(self.base).whole_steps:
-            return facts
-        return facts._replace(padding="profile", pads="steps are padded as in the engine of the profile's log")
+    def served_by(self) -> InferenceEngine:
+        """The engine of the table."""
+        return TABLED[self.engine]
+
+    @property
+    def padding(self) -> tuple[Padding, str]:
+        """How the engine pads a step, also in words; a profile from an engine's log already includes it."""
+        if profile_of(self.base).whole_steps:
+            return "profile", "steps are padded as in the engine of the profile's log"
+        return self.served_by.padding, self.served_by.pads
 
     def drafting(self, k: int) -> Experiment:
         """The experiment with a fixed draft length, on one server."""
         return replace(
             self.base,
             server=replace(self.base.server, controller="fixed", num_speculative_tokens=k),
-            hardware=replace(self.base.hardware, replicas=1, padding=self.facts.padding),
+            hardware=replace(self.base.hardware, replicas=1, padding=self.padding[0]),
         )
 
     def loops(self, rows: int, k: int) -> list[Experiment]:
         """Replications of a closed loop of `rows` requests; k may be PLAIN."""
         one = self.drafting(max(k, 0)) if k else replace(self.drafting(1), arch=IDLE_DRAFTER)
-        traffic = replace(one.traffic, max_concurrency=rows)
-        length = loop_length(traffic, mean_turns(traffic)) if self.prompts is None else given_length(self.prompts)
-        return replications(with_length(replace(one, traffic=traffic), length), self.num_runs)
+        return replications(in_loop(one, rows, self.prompts), self.num_runs)
 
 
 @dataclass(frozen=True)
@@ -175,7 +166,7 @@ class DraftTable(Answer):
         title = f"Draft lengths by batch size for {question.engine}: {served}, context {self.context:,.0f}"
         document = self.document(
             question=output.settings(question),
-            engine={"name": question.engine} | question.facts._asdict(),
+            engine={"name": question.engine, "padding": question.padding[0], "lowest_k": question.served_by.lowest_k},
             tiers=[asdict(tier) | {"significant": self.significant(tier)} for tier in self.tiers],
             against=question.compared,
             best=list(self.best),
@@ -264,7 +255,7 @@ def _notes(table: DraftTable) -> list[str]:
         notes.append("the profile states no error of its forward times: the significance of gains is unknown")
     else:
         notes.append(f"the profile's error for two rounds is ±{table.error:.1%}: it may favour either of two lengths")
-    notes += [question.facts.pads, question.facts.at_0, *border_notes(table.borders)]
+    notes += [question.padding[1], question.served_by.at_0, *border_notes(table.borders)]
     notes += lengths_note(question.base.traffic)
     if table.plain_from == 1:
         notes.append(f"{NO_DRAFTS}: a server without a drafter is faster at every size")

@@ -32,7 +32,6 @@ if TYPE_CHECKING:
 
 AXES = {
     "load": "Request rate (req/s)", "concurrency": "Concurrent requests", "requests": "Requests in the batch",
-    "acceptance": "Acceptance rate",
 }  # fmt: skip
 MARKERS = "osD^vP*X"  # one per architecture, so that coinciding curves are still distinguishable
 
@@ -62,7 +61,9 @@ def advice_pictures(advice: Advice) -> dict[str, Figure]:
     """Where the decision changes, or the finalists if that was not searched; none without a decision."""
     if advice.recommended is None:
         return {}
-    return {FLIPS: flips_figure(advice)} if advice.flips_drawn else {CANDIDATES: finalists_figure(advice)}
+    flips = advice.flips  # a curve of one point is no curve
+    drawn = flips is not None and len(flips.probes) > 1
+    return {FLIPS: flips_figure(advice, flips)} if flips and drawn else {CANDIDATES: finalists_figure(advice)}
 
 
 def finalists_figure(advice: Advice) -> Figure:
@@ -104,22 +105,21 @@ def _footnote(capacities: Capacities) -> str:
     return f"{note} Settings: {'; '.join(settings)}."
 
 
-def flips_figure(advice: Advice) -> Figure:
-    """The objective of every finalist over load and acceptance; shaded where the recommendation is unchanged."""
-    ask, goal, flips, named = advice.question, advice.question.goal, advice.flips_drawn, advice.finalists
+def flips_figure(advice: Advice, flips: Flips) -> Figure:
+    """The objective of every finalist over the load; shaded where the recommendation is unchanged."""
+    ask, goal, named = advice.question, advice.question.goal, advice.finalists
     assert advice.recommended is not None
     best = ask.name(advice.recommended)
     note = f"{_asked_line(advice)} Shaded: {best} is best. Bands: 95% confidence over {ask.num_runs} seeds; "
     note += "none where fewer seeds showed that no other could lead. "
     note += "Dashed: service levels exactly met. " if goal.objective == "headroom" else ""
     figure = chart_figure(
-        [[_curves(one, named, best, advice.standing, goal) for one in flips]],
+        [[_curves(flips, named, best, advice.standing, goal)]],
         note + f"Profile {advice.rows[0]['profile']}.",
         inches=(7.0, 4.4),
     )
-    for axes, one in zip(figure.axes, flips, strict=True):
-        axes.axvspan(one.stands(-1), one.stands(1), color="0.93", zorder=0)
-        axes.axvline(one.here, color="0.3", linewidth=1.2, linestyle=":")
+    figure.axes[0].axvspan(flips.stands(-1), flips.stands(1), color="0.93", zorder=0)
+    figure.axes[0].axvline(flips.here, color="0.3", linewidth=1.2, linestyle=":")
     return figure
 
 
@@ -136,7 +136,7 @@ def _asked_line(advice: Advice) -> str:
 
 
 def _curves(flips: Flips, named: Mapping[str, Experiment], best: str, standing: str, goal: Goal) -> Chart:
-    """One curve per finalist over one axis."""
+    """One curve per finalist over the load."""
     places = sorted(flips.probes)
     most = max(value.n for probe in flips.probes.values() for value in probe.values.values())
     curves = []
@@ -149,11 +149,10 @@ def _curves(flips: Flips, named: Mapping[str, Experiment], best: str, standing: 
         y, full = [value.mean for value in values], [False] * len(at)
         curves += [Curve(label, colour, at, y, half, hollow=full, marker=marker, dash=dash)] if at else []
     means = [y for curve in curves for y in curve.y]
-    loads = flips.axis != "acceptance"
     ticks = [flips.here * 2.0**power for power in range(-2, 3) if flips.here * 2.0**power in flips.probes]
     return Chart(
-        "Over the load" if loads else "Over acceptance", NAMES[goal.objective], AXES[flips.axis], curves, log_x=loads,
-        ticks=[(tick, f"{tick:g}") for tick in ticks] if loads else (), log_y=max(means) > 10 * min(means) > 0,
+        "Over the load", NAMES[goal.objective], AXES[flips.axis], curves, log_x=True,
+        ticks=[(tick, f"{tick:g}") for tick in ticks], log_y=max(means) > 10 * min(means) > 0,
         levels=[1.0] if goal.objective == "headroom" else (),
     )  # fmt: skip
 
@@ -248,7 +247,8 @@ def speedup_figure(answer: Speedup) -> Figure:
     loads, measured = sorted(ask.concurrency), measured_pairs([ask.server(name) for name in ask.options])
     charts = []
     for drafter in dict.fromkeys(name.drafter for name in ask.options):
-        curves, best = [], max(ask.lengths, key=lambda k: answer.mean_gain(Drafting(drafter, k)))
+        first = [answer.ranged(Drafting(drafter, k), loads[0]) for k in ask.lengths]
+        curves, best = [], max(zip(first, ask.lengths, strict=True), key=lambda one: one[0].mean if one[0] else 0.0)[1]
         for style, k in zip(curves_of(({"series": f"k={k}"} for k in ask.lengths), "k"), ask.lengths, strict=True):
             known = [(load, gain) for load in loads if (gain := answer.ranged(Drafting(drafter, k), load))]
             at, gains = [load for load, _ in known], [gain for _, gain in known]

@@ -260,18 +260,13 @@ def threshold_text(contests: Iterable[Contest], indifference: float) -> str:
     if not decided:
         return "nothing to compare with"
     if decided[0].seeds < LEAST_SEEDS:
-        return few_text(decided[0].seeds)
+        return f"{decided[0].seeds} seeds give no significance: use at least {LEAST_SEEDS}"
     limits = [limit for contest in decided for limit in contest.thresholds.values()]
     low, high = f"{min(limits):.1%}", f"{max(limits):.1%}"
     if max(limits) <= indifference:
         return f"leads up to {high} are ignored"
     span = high if low == high else f"{low} to {high}, depending on the pair and the binding level,"
     return f"leads up to {span} are within the profile's error and ignored"
-
-
-def few_text(seeds: int) -> str:
-    """That so few seeds cannot show a significant difference."""
-    return f"{seeds} seeds give no significance: use at least {LEAST_SEEDS}"
 
 
 def check_seeds(num_runs: int) -> None:

@@ -172,11 +172,6 @@ def replay_note(traffic: Traffic) -> list[str]:
     return [f"arrivals: {traffic.dataset_path} replayed, {scaled}, {what}{seeds}"]
 
 
-def outside_measured(rows: Sequence[Row]) -> str | None:
-    """The size furthest outside the measured range; None if none is outside."""
-    return next(iter(most_outside(rows)), None) if rows else None
-
-
 def positive(value: Interval, decimals: int = 2, scale: float = 1.0) -> str:
     """A cell of a non-negative value: an interval that would reach below 0 is printed as (0 to ...)."""
     if not vague(value):

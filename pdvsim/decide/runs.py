@@ -243,6 +243,13 @@ def saturated(experiment: Experiment) -> Experiment:
     return with_length(replace(experiment, traffic=traffic), loop_length(traffic, mean_turns(experiment.traffic)))
 
 
+def in_loop(experiment: Experiment, clients: int, prompts: int | None = None) -> Experiment:
+    """The same server in a closed loop, measured over `prompts` requests, or as many as the loop needs."""
+    traffic = replace(experiment.traffic, max_concurrency=clients)
+    length = loop_length(traffic, mean_turns(traffic)) if prompts is None else given_length(prompts)
+    return with_length(replace(experiment, traffic=traffic), length)
+
+
 def at_acceptance(experiment: Experiment, rate: float) -> Experiment:
     """The same experiment at another acceptance rate: the same random numbers with another threshold."""
     return replace(experiment, acceptance=replace(experiment.acceptance, acceptance_rate=rate))

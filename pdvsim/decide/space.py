@@ -27,16 +27,11 @@ LIKELY = 0.05  # formula's error between draft lengths near its best, and ...
 EXCLUDED = 0.15  # ... the gap from which a length is not simulated even next to the best
 
 
-def tried() -> tuple[Arch, ...]:
-    """The architectures compared on one GPU if none are named."""
-    return tuple(archs_where(lambda policy: policy.least_gpus == 1))
-
-
 @dataclass(frozen=True)
 class Space:
     """Values to test; a single value fixes a setting."""
 
-    archs: tuple[Arch, ...] = field(default_factory=tried)
+    archs: tuple[Arch, ...] = field(default_factory=lambda: tuple(archs_where(lambda policy: policy.least_gpus == 1)))
     draft_lengths: tuple[DraftLength, ...] = LENGTHS
     controllers: tuple[ControllerName, ...] = CONTROLLERS
     max_num_seqs: tuple[BatchLimit, ...] = (32, 64, 128, 256)

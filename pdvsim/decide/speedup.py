@@ -11,24 +11,22 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from pdvsim.bench import output
 from pdvsim.bench.inputs import checked
-from pdvsim.bench.length import given_length, mean_turns, with_length
 from pdvsim.bench.pool import Row
 from pdvsim.bench.stats import Interval, interval
 from pdvsim.calibration.validate.speculation import MeasuredPair, read_pairs
-from pdvsim.decide.edge import Ends, find_edge, lockstep
+from pdvsim.decide.edge import Ends, edge_of, find_edge
 from pdvsim.decide.error import Ranged, gain_note, gain_ranged
 from pdvsim.decide.fleet import Contender
 from pdvsim.decide.race import check_seeds
 from pdvsim.decide.report import Answer, Report, asked_lines, plural
-from pdvsim.decide.runs import Bench, replications
+from pdvsim.decide.runs import Bench, in_loop, replications
 from pdvsim.sim.assembly import ServerParts
 from pdvsim.sim.config import Experiment
 from pdvsim.sim.limits import DraftLength, NumRuns, Requests, check_list, check_ranges
-from pdvsim.sim.metrics.steady import loop_length
 from pdvsim.sim.workload.asked import drafter_name
 from pdvsim.view.report.sheet import Showable
 from pdvsim.view.setting import acceptance_notes
@@ -83,10 +81,7 @@ class SpeedupQuestion:
 
     def loops(self, name: Drafting | None, load: int) -> list[Experiment]:
         """Replications of a closed loop."""
-        one = self.server(name)
-        traffic = replace(one.traffic, max_concurrency=load)
-        length = loop_length(traffic, mean_turns(traffic)) if self.prompts is None else given_length(self.prompts)
-        return replications(with_length(replace(one, traffic=traffic), length), self.num_runs)
+        return replications(in_loop(self.server(name), load, self.prompts), self.num_runs)
 
 
 @dataclass(repr=False)
@@ -109,11 +104,6 @@ class Speedup(Answer):
         """What gains most at a load."""
         known = ((name, self.ranged(name, load)) for name in self.question.options)
         return max(((n, gain) for n, gain in known if gain is not None), key=lambda one: one[1].mean, default=None)
-
-    def mean_gain(self, name: Drafting) -> float:
-        """The mean of its gains."""
-        gains = [gain.mean for (one, _), gain in self.gains.items() if one == name]
-        return sum(gains) / max(1, len(gains))
 
     def cache_cost(self, name: Drafting) -> float:
         """Share of the KV cache that drafting takes."""
@@ -231,22 +221,21 @@ def _edges(answer: Speedup, bench: Bench) -> None:
     """Where each drafter becomes a loss, if it does between the smallest load and the largest."""
     ask, loads = answer.question, sorted(answer.question.concurrency)
     places = sorted({round(loads[0] * STEP**n) for n in range(math.ceil(math.log(loads[-1] / loads[0], STEP)))})
-    every = {name: [answer.gains[name, at].mean for at in loads] for name in ask.options}
-    turning = {name: gains for name, gains in every.items() if gains[0] > 1 > gains[-1]}
+    asked = dict(answer.gains)
+    for name in ask.options:
+        logs = [math.log(asked[name, load].mean) for load in loads]
+        if not logs[0] > 0 > logs[-1]:
+            continue
+        last = next(at for at, log in enumerate(logs) if log <= 0)
+        apart, fall = math.log(loads[last] / loads[last - 1]), logs[last - 1] - logs[last]
+        guess = math.log(loads[last - 1]) + apart * logs[last - 1] / fall  # on a straight line between both
+        start = min(range(len(places)), key=lambda at: abs(math.log(places[at]) - guess))
 
-    def margins(asked: dict[Drafting, int]) -> list[float]:
-        _run(answer, [(name, places[at]) for name, at in asked.items()], bench)
-        return [math.log(answer.gains[name, places[at]].mean) for name, at in asked.items()]
+        def margin(at: int, name: Drafting = name) -> float:
+            _run(answer, [(name, places[at])], bench)
+            return math.log(answer.gains[name, places[at]].mean)
 
-    searches = {}
-    for name, mine in turning.items():
-        last = next(at for at, gain in enumerate(mine) if gain <= 1)
-        (low, high), (above, below) = loads[last - 1 : last + 1], (math.log(g) for g in mine[last - 1 : last + 1])
-        guess = low * (high / low) ** (above / (above - below))  # a straight line over the logarithm of the load
-        start = min(range(len(places)), key=lambda at: abs(math.log(places[at] / guess)))
-        slope = (above - below) / max(1.0, math.log(high / low, STEP))
-        searches[name] = find_edge(start, Ends(-1, len(places)), 2, 2, slope, trust=1.0)
-    ends: dict[Drafting, Any] = {}
-    lockstep(searches, margins, ends)
-    answer.loses_from = {name: places[min(math.ceil(edge.root), len(places) - 1)] for name, edge in ends.items()}
-    answer.gains = {key: gain for key, gain in answer.gains.items() if key[1] in ask.concurrency}
+        slope = fall / max(1.0, apart / math.log(STEP))
+        edge = edge_of(find_edge(start, Ends(-1, len(places)), 2, 2, slope, trust=1.0), margin)
+        answer.loses_from[name] = places[min(math.ceil(edge.root), len(places) - 1)]
+    answer.gains = asked

@@ -1,6 +1,6 @@
 """What surrounds a recommendation: where it changes, and failure modes nearby.
 
-From the given load and acceptance outward, the recommendation and the other finalists run the same seeds at the last
+From the given load outward, the recommendation and the other finalists run the same seeds at the last
 place, each with the draft length that the formula predicts to be best there, and otherwise the settings tuned for the
 given load. A rival is a challenger if its paired interval against the recommendation lies above the threshold,
 corrected for the number of rivals; or if it meets the service levels and keeps up while the recommendation does not.
@@ -159,9 +159,10 @@ class Rivalry:
 
     def tested(self, at: float, move: Move, bench: Bench) -> Probe:
         """All finalists at one place, then a challenger and the recommendation again, both tuned there."""
-        moved = {name: self._moved(move(candidate, at), bench) for name, candidate in self.finalists.items()}
-        longest = max(map(length_of, moved.values()), key=lambda length: length.total)
         steady = self.recommended.scoring.steady  # all have the same requests
+        moved = {name: move(candidate, at) for name, candidate in self.finalists.items()}
+        moved = {name: formula_sized(mine, bench) if steady else mine for name, mine in moved.items()}
+        longest = max(map(length_of, moved.values()), key=lambda length: length.total)
         finalists = {name: with_length(mine, longest) if steady else mine for name, mine in moved.items()}
         there = bench.lengthened({name: self.placed(c) for name, c in finalists.items()}, RUN_SHARE)
         probe = self.probe(at, there, bench)
@@ -170,11 +171,6 @@ class Rivalry:
                 there[name] = replace(there[name], server=self._retuned(finalists[name], bench).server)
             probe = self.probe(at, there, bench)
         return probe
-
-    @staticmethod
-    def _moved(moved: Experiment, bench: Bench) -> Experiment:
-        """A candidate at another place, in runs that are long enough by formula."""
-        return formula_sized(moved, bench) if moved.scoring.steady else moved
 
     def _retuned(self, candidate: Experiment, bench: Bench) -> Experiment:
         """A candidate's architecture tuned at another place."""
@@ -193,8 +189,6 @@ def find_flips(axis: str, here: float, places: Sequence[float], move: Move, riva
     def place(side: int, cell: int) -> float:
         """A cell's place between the given one and the end of a side; numbers of requests are whole."""
         share, end = cell / EDGE_CELLS, ends[side]
-        if axis == "acceptance":
-            return here + share * (end - here)
         at = here * (end / here) ** share
         return at if axis == "load" else float(round(at))
 

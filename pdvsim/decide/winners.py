@@ -23,11 +23,9 @@ from pdvsim.bench import output
 from pdvsim.bench.pool import Row
 from pdvsim.bench.stats import Interval, over_replications, paired_differences
 from pdvsim.decide.error import lead_error
-from pdvsim.decide.formula import break_even_rate
 from pdvsim.decide.goal import NAMES
 from pdvsim.decide.grid import Grid, Place, place_text
 from pdvsim.decide.race import (
-    LEAST_SEEDS,
     Contest,
     Finals,
     chosen,
@@ -38,16 +36,16 @@ from pdvsim.decide.race import (
     threshold_text,
     unsure_text,
 )
-from pdvsim.decide.report import NO_DRAFTS, Answer, Report, gpus_text, outside_measured, rests_on
-from pdvsim.decide.runs import Bench, kept_up, load_words
+from pdvsim.decide.report import NO_DRAFTS, Answer, Report, gpus_text, rests_on
+from pdvsim.decide.runs import Bench, kept_up
 from pdvsim.decide.space import drafts_text, settings_text
 from pdvsim.decide.tune import Search, decided
 from pdvsim.sim.config import Arch, Experiment
 from pdvsim.sim.metrics.summary import percentile_name
 from pdvsim.view import table
-from pdvsim.view.comparison import comparison_table
+from pdvsim.view.comparison import comparison_table, most_outside, paired_table
 from pdvsim.view.report.sheet import PageSection
-from pdvsim.view.setting import acceptance_notes, is_assumed
+from pdvsim.view.setting import acceptance_notes
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -105,7 +103,9 @@ class Differences:
     @cached_property
     def paired(self) -> list[dict[str, Any]]:
         """Differences from one architecture in three metrics, and whether each is significant."""
-        metrics = ("output_throughput", "mean_e2el_ms", self._tail)
+        [here, *_] = (mine for spot in self.settings.values() for mine in spot.values())
+        tail = percentile_name(max(here.scoring.metric_percentiles))
+        metrics = ("output_throughput", "mean_e2el_ms", f"{tail}_e2el_ms")
         rivals = sum(len(mine) - 1 for mine in self.settings.values())
         confidence = corrected(len(metrics) * rivals)
         pairs = []
@@ -115,41 +115,16 @@ class Differences:
                     mine = self.settings[str(place), difference["load"]][difference["arch"]]
                     error, apart = lead_error(mine, metric), difference["relative"]
                     significant = exceeds(Interval(abs(apart.mean), apart.half_width, apart.n), error)
-                    verdict = {"significant": significant, "enough_runs": apart.n >= LEAST_SEEDS}
+                    why = "" if significant else unsure_text(apart, error, abs(apart.mean) <= apart.half_width)
+                    verdict = {"significant": significant, "unsure": why}
                     pairs.append({"place": place} | difference | {"error": error, "confidence": confidence} | verdict)
         return pairs
-
-    @property
-    def _tail(self) -> str:
-        """The highest percentile of the latency."""
-        [here, *_] = (mine for spot in self.settings.values() for mine in spot.values())
-        return f"{percentile_name(max(here.scoring.metric_percentiles))}_e2el_ms"
 
     def sections(self) -> list[PageSection]:
         """The metrics of all, then the differences."""
         [here, *_] = (mine for spot in self.settings.values() for mine in spot.values())
         of_all = comparison_table(self.summary, here.scoring.metric_percentiles, varied=("place", "settings"))
-        if not self.paired:
-            return [("", [of_all])]
-        leads = [
-            _row_key(d)
-            | {"metric": d["metric"], f"against {self.against} %": table.cell(lead, scale=100, sign="+")}
-            | {"": "" if d["significant"] else unsure_text(lead, d["error"], abs(lead.mean) <= lead.half_width)}
-            for d in self.paired
-            for lead in [d["relative"]]
-        ]
-        few = not all(d["enough_runs"] for d in self.paired)
-        note = ["too few runs for a significant difference; raise --num-runs"] if few else []
-        each = f"{self.paired[0]['confidence']:.2%} confidence each, 95% for all together"
-        return [
-            ("", [of_all]),
-            ("", [f"Paired differences, same seeds, {each}", table.TextTable(leads, (), note)]),
-        ]
-
-
-def _row_key(entry: Mapping[str, Any]) -> dict[str, str]:
-    where = {table.load_name(entry["load_kind"]): table.load_text(entry["load"]), "place": str(entry["place"])}
-    return where | {"arch": str(entry["arch"])}
+        return [("", [of_all, *([paired_table(self.paired, ("place",))] if self.paired else [])])]
 
 
 @dataclass(repr=False)
@@ -201,7 +176,7 @@ class WinnerMap(Answer):
                 comparisons=grid.comparisons,
                 grid=output.settings(grid),
                 cells=cells,
-                outside_measured=outside_measured(self.rows),
+                outside_measured=next(iter(most_outside(self.rows)), None),
                 **({"summary": against.summary, "paired_differences": against.paired} if against else {}),
             ),
             f"{len(self.cells)} of {len(grid.cells())} cells" if self.interrupted else "",
@@ -266,6 +241,7 @@ def _lines(answer: WinnerMap) -> list[str]:
     contests = [cell.contest for cell in answer.cells if cell.contest]
     limits = f"; {threshold_text(contests, grid.indifference)}" if contests else ""
     confidence = contests[0].confidence if contests else math.nan
+    served = (mine for cell in answer.cells for mine in cell.settings.values())
     return [
         table.rows_table(rows),
         f"best {NAMES[grid.goal.objective]} and its lead over the second, each at its best settings",
@@ -274,7 +250,7 @@ def _lines(answer: WinnerMap) -> list[str]:
         f"{confidence_text(answer)}, {confidence:.2%} for each comparison",
         *_without_drafts(answer),
         *rests_on(grid.base.traffic, answer.rows),
-        *(_on_assumption(answer) if grid.axis != "acceptance" else ()),
+        *(acceptance_notes(served) if grid.axis != "acceptance" else ()),
     ]
 
 
@@ -285,19 +261,6 @@ def _without_drafts(answer: WinnerMap) -> list[str]:
     plain = [cell for cell in sure if not cell.settings[str(cell.winner)].speculates]
     where = f"{len(plain)} of {len(compared)} cells"
     return [f"{NO_DRAFTS} in {where}: the best setting there has no drafts"] if plain else []
-
-
-def _on_assumption(answer: WinnerMap) -> list[str]:
-    """Where acceptance comes from and, if it is assumed, the rate at which drafting breaks even in each cell."""
-    notes = acceptance_notes(mine for cell in answer.cells for mine in cell.settings.values())
-    for cell in answer.cells:
-        drafting = next((mine for mine in cell.settings.values() if is_assumed(mine)), None)
-        if drafting is not None:
-            rate = break_even_rate(drafting, tuple(k for k in answer.grid.space.draft_lengths if k))
-            even = "never breaks even" if rate is None else f"breaks even at {rate:.2f}"
-            where = f"{place_text(cell.place)}, {load_words(drafting.traffic)}"
-            notes.append(f"{where}: drafting {even} (by formula, which favours drafts)")
-    return notes
 
 
 def confidence_text(answer: WinnerMap) -> str:

@@ -134,8 +134,8 @@ def table(heads: Sequence[tuple[str, str]], windows: Sequence[LiveWindow]) -> di
 
 def _cell(column: str, value: float, first: float) -> tuple[str, str, str]:
     """A value and its difference from the first, in percent, or points for shares."""
-    title, unit, scale = name_of(column)
-    value, first, share = value * scale, first * scale, "%" in (unit, title[-2:-1])
+    _, unit, scale = name_of(column)
+    value, first, share = value * scale, first * scale, unit == "%"
     if math.isnan(value):
         return "–", "", "unsure"
     figure = cell(value, 0 if float(value).is_integer() or abs(value) >= 100 else 1 if abs(value) >= 10 else 2)

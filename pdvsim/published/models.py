@@ -102,7 +102,7 @@ def linear_solution(figure: Callable[[float], float], wanted: float) -> float:
     return 1e-3 * (1 + (wanted - low) / (high - low))
 
 
-def batches(arch: str, name: str, layer_s: float, flops_per_s: float, **more: float) -> StaticBatches:
+def batches(arch: str, name: str, layer_s: float, flops_per_s: float, **more: Any) -> StaticBatches:
     """A program without a KV cache, on a published pair."""
     return StaticBatches(WholeSequence(pair(PAIRS[name]), layer_s, flops_per_s), *BATCHES[arch], **more)
 

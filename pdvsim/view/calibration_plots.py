@@ -10,7 +10,7 @@ import numpy as np
 from pdvsim.calibration.validate.served import FAMILIES
 from pdvsim.view.charts import Chart, Curve
 from pdvsim.view.comparison import LATENCIES
-from pdvsim.view.figure import chart_figure
+from pdvsim.view.figure import chart_figure, in_rows
 from pdvsim.view.setting import values_text
 from pdvsim.view.style import KIND_COLOURS, arch_colour, arch_rank, name_of
 
@@ -36,9 +36,7 @@ def solo_figure(solos: Mapping[str, Solo], foundation: str) -> Figure:
         ends = [ms.min(), ms.max()]
         grey = Curve("", GREY, ends, [0, 0], half=[6, 6])
         charts.append(Chart(model, "Error (%)", "Predicted time (ms)", [grey, *marks], log_x=True, free=True))
-    columns = min(3, len(charts))
-    rows = [charts[at : at + columns] for at in range(0, len(charts), columns)]
-    return chart_figure(rows, note, inches=(5.2, 3.2))
+    return chart_figure(in_rows(charts, 3), note, inches=(5.2, 3.2))
 
 
 def corun_figure(corun: Corun, foundation: str) -> Figure:
@@ -78,7 +76,7 @@ def validation_figure(document: Mapping[str, Any]) -> Figure:
                 x, y = [a for a, _ in at], [b for _, b in at]
                 marks += [_marks(arch, arch_colour(arch), x, y, marker=mark)] if at else []
         charts.append(_diagonal(title, marks, f"Measured ({unit})", f"Predicted ({unit})"))
-    return chart_figure([charts[:3], charts[3:]], note, inches=(5.2, 4.6))
+    return chart_figure(in_rows(charts, 3), note, inches=(5.2, 4.6))
 
 
 def launches_figure(measured: pd.DataFrame, predicted: pd.DataFrame, run: Mapping[str, Any]) -> Figure:

@@ -65,12 +65,14 @@ def comparison_table(
         row |= {name: _text(entry[name]) for name in varied} | {"arch": str(entry["arch"])}
         for title, key in columns:
             row[title] = banded(entry, key) if key in BANDED else cell(entry.get(key))
+            if key == "request_goodput":
+                row["in time %"] = cell(100 * mean_of(entry[key], 0.0) / mean_of(entry["request_throughput"], 1.0))
             if leads and key == "output_throughput":
                 row["E2EL %" if latency else "gain %"] = leads.get(_row_key(entry, varied), "")
         rows.append(row | {"stability": stability_text(entry)})
     means = [title for title, _ in reversed(columns) if title.startswith("mean")]
     unjudged = all(row["stability"] in UNJUDGED for row in rows)
-    spare = ("tok/round", "req/s", *(["stability"] if unjudged else []), DETAIL, *means)
+    spare = ("req/s", *(["stability"] if unjudged else []), *means, DETAIL, "tok/round")
     notes = [*dict.fromkeys(map(founded, entries)), *uncertainty(entries)]
     if leads:
         first = differences[0]["against"]
@@ -161,9 +163,11 @@ def paired_table(differences: Sequence[Mapping[str, Any]], varied: Sequence[str]
         {"metric": d["metric"], load_name(d["load_kind"]): load_text(d["load"])}
         | {name: _text(d[name]) for name in varied}
         | {"arch": d["arch"], f"against {d['against']}": f"{cell(d['relative'], scale=100, sign='+')} %"}
+        | {"": d.get("unsure", "")}
         for d in differences
     ]
-    return "Paired differences, same seeds, 95% confidence over replications\n" + rows_table(rows)
+    each = f", {differences[0]['confidence']:.2%} each" if "confidence" in differences[0] else ""
+    return f"Paired differences, same seeds, 95% confidence over replications{each}\n" + rows_table(rows)
 
 
 def profiles_table(document: Mapping[str, Any]) -> str:

@@ -19,6 +19,7 @@ TITLE_INCHES = 0.4
 CHARACTERS_PER_INCH = 12.5
 LEGEND_INCHES = 0.28  # a line
 CLEAR = 4  # with more curves bands hide each other: whiskers instead
+MOST_PER_ROW = 4  # charts
 DODGE = 0.05  # of whiskers, in powers of two
 Alike = Literal["", "row", "all"]  # charts with one scale
 
@@ -80,6 +81,11 @@ def chart_figure(
     return figure
 
 
+def in_rows(items: Sequence[Any], most: int = MOST_PER_ROW) -> list[Sequence[Any]]:
+    """The items in rows of at most so many."""
+    return [items[at : at + most] for at in range(0, len(items), most)]
+
+
 def draw(axes: Axes, chart: Chart, framed: Sequence[Chart] = ()) -> None:
     """A chart; the ends of its y axis are from the values of the charts `framed`."""
     import numpy as np
@@ -123,7 +129,7 @@ def _rows(axes: Axes, chart: Chart) -> None:
         _log_ticks(axes.xaxis, *axes.get_xlim())
     axes.margins(x=0.4)
     for bar in chart.bars:
-        left = bar.end < bar.start
+        left = bar.end < bar.start and not (chart.log_x and bar.end <= bar.half)  # a logarithm has no other side
         at, bold = bar.end + (-bar.half if left else bar.half), "normal" if bar.hollow else "bold"
         axes.annotate(bar.text, (at, bar.row), xytext=(-7 if left else 7, 0), textcoords="offset points", va="center",
                       ha="right" if left else "left", fontsize=9, fontweight=bold)  # fmt: skip

@@ -13,23 +13,26 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import pandas as pd
+from pandas.api.types import is_numeric_dtype
+from pandas.plotting import PlotAccessor
 
 from pdvsim.bench.output import picture
 from pdvsim.bench.results import Results, label, value_text
-from pdvsim.bench.stats import varied
+from pdvsim.bench.stats import headline, over_replications, paired_differences, varied
 from pdvsim.common.spelling import nearest
 from pdvsim.sim.records import LANES
 from pdvsim.view.charts import Curve, Dash, Entry, curves_of, entries_of, has, panel
-from pdvsim.view.figure import CLEAR, DPI, Alike, chart_figure
+from pdvsim.view.comparison import comparison_table
+from pdvsim.view.figure import CLEAR, DPI, MOST_PER_ROW, Alike, chart_figure, in_rows
 from pdvsim.view.heatmap import improvement_figure
 from pdvsim.view.setting import Settings, points_line
 from pdvsim.view.style import LANE_COLOURS, grown_note, name_of, replications, rests_on, tail
+from pdvsim.view.table import TextTable
 
 if TYPE_CHECKING:
-    import pandas as pd
     from matplotlib.figure import Figure
 
-MOST_PER_ROW = 4
 MAX_SETTINGS = 12
 SHARES: tuple[tuple[str, str, Dash], ...] = (("utilisation", "", "-"), ("bandwidth_share", ": bandwidth", ":"))
 SHARE = "lanes_main_utilisation"  # a panel's metric, whichever the lane and share
@@ -123,11 +126,6 @@ def facets(
     return chart_figure(in_rows(charts, len(rows[0])), note, **layout)
 
 
-def in_rows(items: Sequence[Any], most: int = MOST_PER_ROW) -> list[Sequence[Any]]:
-    """The items in rows of at most so many."""
-    return [items[at : at + most] for at in range(0, len(items), most)]
-
-
 def utilisation_figure(points: pd.DataFrame, title: str = "", setting: str = "") -> Figure:
     """Utilisation and share of the copy bandwidth of each lane; one panel per architecture."""
     entries, charts = entries_of(points), []
@@ -152,6 +150,63 @@ def caption(points: pd.DataFrame, setting: str, dims: Sequence[str] = ()) -> str
         low, high = (f"{bar:.0%}" for bar in (points["forward_error_bar"].min(), points["forward_error_bar"].max()))
         note += f" Hatched areas: forward times within ±{low if low == high else f'{low} to {high}'}."
     return f"{note} {grown_note(points)}".strip()
+
+
+# the rows of a sweep in Python ---------------------------------------------------------------------------------------
+
+
+class _Plot(PlotAccessor):
+    """pandas' plots; without arguments, the sweep's plot."""
+
+    def __call__(self, *args: Any, **options: Any) -> Any:
+        return super().__call__(*args, **options) if args or options else self._parent.figure()  # type: ignore[attr-defined]
+
+
+class SweepPoints(pd.DataFrame):
+    """One row per run. Prints as a summary, also in a notebook. Selections from it are ordinary frames."""
+
+    _metadata = ["setting"]  # noqa: RUF012 (pandas' own)
+    setting = ""  # the setting in one line
+
+    @property
+    def _constructor(self) -> type[pd.DataFrame]:
+        return pd.DataFrame
+
+    @property
+    def plot(self) -> _Plot:
+        """`plot()` is the plot of `pdvsim sweep`; `plot.line(…)` and others are pandas'."""
+        return _Plot(self)
+
+    def figure(self) -> Figure:
+        """Throughput, latencies and acceptance over the load, one curve per architecture."""
+        return sweep_figure(self, self.setting)
+
+    def __repr__(self) -> str:
+        table = self._summary()
+        return super().__repr__() if table is None else str(table)
+
+    def _repr_html_(self) -> str | None:
+        table = self._summary()
+        shown: str | None = super()._repr_html_() if table is None else table.html()  # type: ignore[misc]
+        return shown
+
+    def _summary(self) -> TextTable | None:
+        """The table of `pdvsim sweep`; None for a modified frame that is no longer a sweep."""
+        try:
+            return sweep_table(self)
+        except (KeyError, IndexError):
+            return None
+
+
+def sweep_table(points: pd.DataFrame) -> TextTable:
+    """One row per architecture, load and setting, with the differences from the first architecture if there are any."""
+    entries = over_replications(points)
+    compared_by = headline((entry["load_kind"], entry["load"]) for entry in entries)
+    paired = points["arch"].nunique() > 1 and points["seed"].nunique() > 1
+    leads = paired_differences(points, compared_by, str(points["arch"].iloc[0])) if paired else []
+    highest = tail(points)
+    percentiles = () if highest == "median" else (float(highest[1:]),)
+    return comparison_table(entries, percentiles=percentiles, varied=varied(points), differences=leads)
 
 
 # custom plots --------------------------------------------------------------------------------------------------------
@@ -199,8 +254,6 @@ def custom_figure(results: Results, axis: Layout) -> Figure:
 
 def _check(points: pd.DataFrame, axis: Layout, keys: tuple[str, ...]) -> None:
     """Reject missing columns, and curves or panels by a metric."""
-    from pandas.api.types import is_numeric_dtype
-
     metrics = [str(c) for c in points.columns if c not in keys and is_numeric_dtype(points[c])]
     flags = {"--var-x": (axis.x, [*keys, *metrics]), "--var-y": (axis.y, metrics), "--curve-by": (axis.curve, [*keys])}
     for flag, (name, known) in (flags | {"--row-by": (axis.row, [*keys]), "--col-by": (axis.column, [*keys])}).items():

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from pdvsim.bench.sweep import flatten
 from pdvsim.common.version import __version__
 from pdvsim.view.figure import chart_figure
+from pdvsim.view.serving import levels_text
 from pdvsim.view.setting import acceptance_source, is_assumed, seeds_text, setting_line
 
 if TYPE_CHECKING:
@@ -74,7 +75,9 @@ class Run:
         meta = self.result.meta
         if meta.get("verdict") != "own" and (is_assumed(experiment) or experiment.acceptance.acceptance_model):
             meta = meta | {"acceptance_source": acceptance_source(experiment.acceptance)}
-        return {"arch": experiment.arch, "pair": experiment.server.pair, **load, **meta} | flatten(self.metrics)
+        levels = {"service_levels": levels_text(experiment.scoring, self.metrics)} if experiment.scoring.goodput else {}
+        known = {"arch": experiment.arch, "pair": experiment.server.pair, **load, **meta}
+        return known | levels | flatten(self.metrics)
 
     def table(self) -> str:
         """The metrics in the layout of `vllm bench serve`."""

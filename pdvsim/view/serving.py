@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from pdvsim.sim.config import Scoring
 from pdvsim.sim.core import KINDS
 from pdvsim.sim.metrics.summary import STEPS, percentile_name
 from pdvsim.sim.records import LANES
@@ -15,6 +16,7 @@ from pdvsim.view.table import SHORT_TEXT, TextTable, banded, cell, folded, mean_
 
 Section = tuple[str, list[tuple[str, str]]]
 WIDTH = 50
+IN_TIME = 0.9  # share of the requests that must meet levels without a percentile
 
 
 def serving_table(values: Mapping[str, Any], percentiles: Iterable[float]) -> str:
@@ -81,7 +83,23 @@ def _origin(values: Mapping[str, Any]) -> list[tuple[str, str]]:
     rows += [("Error range (in brackets):", str(values["error_range"]))] if "error_range" in values else []
     beyond = outside(values)
     rows += [("Outside the measured range:", beyond)] if beyond else []
+    rows += [("Service levels:", str(values["service_levels"]))] if "service_levels" in values else []
     return rows + ([("Stability:", str(values["stability"]))] if "stability" in values else [])
+
+
+def levels_text(scoring: Scoring, values: Mapping[str, Any]) -> str:
+    """Whether a run meets its service levels: each at its percentile, or all together for 90% of the requests."""
+    parts = []
+    for given, level in zip(scoring.goodput, scoring.levels(), strict=True):
+        name = percentile_name(level.percent or 0.0)
+        found = values.get(f"{name}_{level.metric}_ms")
+        if level.percent is not None and found is not None:
+            parts.append(f"{'meets' if found <= 1e3 * level.seconds else 'misses'} {given} ({found:.1f} ms)")
+    together = [given for given, level in zip(scoring.goodput, scoring.levels(), strict=True) if level.percent is None]
+    if together and values["request_throughput"]:
+        share = values["request_goodput"] / values["request_throughput"]
+        parts.append(f"{'meets' if share >= IN_TIME else 'misses'} {' '.join(together)} ({share:.1%} of the requests)")
+    return ", ".join(parts) or f"{' '.join(scoring.goodput)}: add their percentiles to --metric-percentiles"
 
 
 def _lines(

@@ -109,14 +109,14 @@ LATENCY = re.compile(r"(mean|std|median|p[\d.]+)_(ttft|tpot|itl|e2el)_ms")
 
 def name_of(column: str) -> tuple[str, str, float]:
     """Title and unit of a column, and the factor that converts its values."""
-    if column in METRICS:
-        title, _, unit = METRICS[column][0].removesuffix(")").partition(" (")
-        return title, unit, 100.0 if column.endswith(SHARES) else 1.0
-    if match := LATENCY.fullmatch(column):
-        statistic, metric = match.groups()
-        return f"{statistic.capitalize()} {metric.upper()}", "ms", 1.0
     words = column.replace("_ms", "").replace("_", " ")
-    return words[:1].upper() + words[1:], "ms" if "_ms" in column else "", 1.0
+    label = words[:1].upper() + words[1:] + (" (ms)" if "_ms" in column else "")
+    if column in METRICS:
+        label, _ = METRICS[column]
+    elif match := LATENCY.fullmatch(column):
+        label = f"{match[1].capitalize()} {match[2].upper()} (ms)"
+    title, _, unit = label.removesuffix(")").partition(" (")
+    return title, unit, 100.0 if column.endswith(SHARES) else 1.0
 
 
 def metric_label(column: str) -> str:

@@ -21,6 +21,7 @@ DeepSeek-V4, whose experts have MXFP4, either does.
 from __future__ import annotations
 
 import tomllib
+from collections import ChainMap
 from collections.abc import Mapping
 from dataclasses import fields, replace
 from functools import cache
@@ -51,19 +52,19 @@ FP8, NVFP4 = "-fp8", "-nvfp4"  # what follows the name of a model whose layers h
 PUBLISHED = {"-fp8-dynamic": FP8, FP8: FP8, NVFP4: NVFP4}  # ... and the names of such checkpoints
 
 
-def _presets() -> tuple[dict[str, ModelSpec], list[str]]:
-    """The models of `data/models.toml`, and the names of those that were measured."""
+def _presets(measured: bool) -> dict[str, ModelSpec]:
+    """The models of `data/models.toml` that were measured, or the others."""
     groups = tomllib.loads((Path(__file__).parent / "data" / "models.toml").read_text(encoding="utf-8"))["group"]
-    presets = {
+    return {
         name: from_config(group["config"] | dict(zip(group["columns"], sizes, strict=True)), name)
         for group in groups
         for name, sizes in group["models"].items()
+        if group.get("measured", False) is measured
     }
-    return presets, [name for group in groups if group.get("measured") for name in group["models"]]
 
 
-PRESETS, _MEASURED = _presets()
-MODELS: dict[str, ModelSpec] = {name: PRESETS[name] for name in _MEASURED}
+MODELS = _presets(measured=True)
+PRESETS: Mapping[str, ModelSpec] = ChainMap(_presets(measured=False), MODELS)  # read from the last on: the nine first
 
 
 def _taken_apart(name: str) -> tuple[DrafterKind | None, str]:
@@ -207,13 +208,12 @@ def can_load(kind: DrafterKind, target: str) -> bool:
     if kind == "pard":
         return f"{PARD}{natural_draft(model(target))}" in CHECKPOINTS
     if kind == "mtp":
-        return own in WITH_MTP or (is_config(own) and _has_mtp(read_config(Path(own))))
+        if own in WITH_MTP or not is_config(own):
+            return own in WITH_MTP
+        config = read_config(Path(own))
+        text = config.get("text_config")
+        return any(part.get(key) for part in (config, text if isinstance(text, dict) else {}) for key in MTP_LAYERS)
     return kind != "model" or natural_draft(model(target)) is not None
-
-
-def _has_mtp(config: Mapping[str, Any]) -> bool:
-    own = config.get("text_config")
-    return any(part.get(key) for part in (config, own if isinstance(own, dict) else {}) for key in MTP_LAYERS)
 
 
 def drafted_by(kind: DrafterKind | None, pair: str) -> str:

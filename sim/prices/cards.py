@@ -80,8 +80,8 @@ def check_figures(where: str, given: Mapping[str, Any], kind: type) -> None:
             raise ValueError(f"{where}{printable(key)}: unknown key; known: {', '.join(sorted(known))}")
     for name, value in sorted(given.items()):
         many = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+        many = value if name.endswith("_ratios") else many  # pairs, the first of which is a number of tokens
         figures = {f"{name}.{key}": item for key, item in many} or {name: value}
-        for place, item in figures.items():
-            figure = item[1] if name.endswith("_ratios") and isinstance(item, list) else item
+        for place, figure in figures.items():
             if (span := ranges(kind).get(name)) and isinstance(figure, (int, float)) and not span.holds(figure):
                 raise ValueError(f"{where}{place}: must be {span}, got {quoted(figure)}")

@@ -70,8 +70,7 @@ class ComposedProfile(Profile):
         }
         usual = (LINKS["nvlink4"], LINKS[nvlink_of(self.gpu.name)[0]])  # what the tables were timed on
         if link is not None and link not in usual:
-            shared = {name: spec for name, spec in specs.items() if spec.shards > 1 or spec.data_ranks > 1}
-            fits |= {name: with_collectives(fits[name], spec, link, self.gpu.name) for name, spec in shared.items()}
+            fits = {name: with_collectives(fits[name], spec, link, self.gpu.name) for name, spec in specs.items()}
         bars = {} if self.error is None else dict.fromkeys(specs, self.error.tpot)
         for name in (name for name in bars if specs[name].compressed is not None):  # unlike origins: added squared
             bars[name] = math.expm1(math.hypot(math.log1p(bars[name]), math.log1p(UNMEASURED_BAR)))

@@ -2,8 +2,6 @@
 
 Tables come from NVIDIA's AIConfigurator (Apache-2.0, see `data/engines/NOTICE`), packed by `pdvsim calibrate
 --from-kernels`. `shapes` reads between the timed sizes.
-
-Not modelled: kernels that overlap.
 """
 
 from __future__ import annotations

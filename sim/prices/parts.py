@@ -1,13 +1,11 @@
 """The parts of a forward of one model, from an engine's kernels at their real shapes (a shard's under parallelism).
 
-Norms, activations and rotary embeddings go by their bytes. Attention was timed with one query per row; the cost of
-verifying several is pdvsim's own ratio of wide to narrow attention, measured on the H200: an assumption.
+Attention was timed with one query per row; the cost of verifying several is pdvsim's own ratio of wide to narrow
+attention, measured on the H200: an assumption.
 
 Multi-head latent attention, which vLLM's tables time with its products, is priced there by pdvsim's own formula. So are
 states of kinds that were not timed (Mamba-2, lightning). Sparse attention was timed with its products; what is left
 of it without them is the attention's.
-
-Not modelled: fused all-reduces and norms, and kernels that overlap.
 """
 
 from __future__ import annotations

@@ -114,16 +114,12 @@ def from_neighbours(shares: Floats, axes: list[NDArray[Any]]) -> Floats:
 def filled(values: Floats, axes: list[NDArray[Any]]) -> Floats:
     """Gaps from the points around them, else from the nearest smaller size, else from the nearest larger one."""
     result = np.where(np.isfinite(values), values, from_neighbours(values, axes))
-    for flip in (False, True):
+    for larger in (False, True):
         for axis in (2, 1, 0):
-            result = np.flip(result, axis) if flip else result
-            for _ in range(result.shape[axis]):
-                before = np.concatenate([np.take(result, [0], axis), np.delete(result, -1, axis)], axis)
-                gap = np.isnan(result) & ~np.isnan(before)
-                if not gap.any():
-                    break
-                result = np.where(gap, before, result)
-            result = np.flip(result, axis) if flip else result
+            line = np.flip(result, axis) if larger else result
+            place = np.arange(line.shape[axis]).reshape([-1 if one == axis else 1 for one in range(3)])
+            line = np.take_along_axis(line, np.maximum.accumulate(np.where(np.isnan(line), 0, place), axis), axis)
+            result = np.flip(line, axis) if larger else line
     return result
 
 

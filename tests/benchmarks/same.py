@@ -122,7 +122,8 @@ def records() -> Iterator[tuple[str, str]]:
     for name, load in LOADS.items():
         for arch in ARCHS:
             try:
-                yield f"{name}, {arch}", digest(pdvsim.run(arch=arch, pair="tinyllama-1.1b:llama-2-7b", **load).result)
+                run = pdvsim.run(arch=arch, engine="pdvsim", pair="tinyllama-1.1b:llama-2-7b", **load)
+                yield f"{name}, {arch}", digest(run.result)
             except ValueError as refusal:
                 yield f"{name}, {arch}", f"refused: {refusal}"
 

@@ -213,7 +213,7 @@ def test_the_figures_of_sharing_come_back() -> None:
     groups = [group(o, n, t, us) for o in (True, False) for n in (True, False) for t in (True, False)
               for us in (150.0, 380.0, 800.0)]  # fmt: skip
     fit, ratios = fit_groups(groups)
-    assert [*ratios.wait.values(), *ratios.room.values()] == pytest.approx([1.0] * 6, abs=0.02)
+    assert [*ratios["wait"].values(), *ratios["room"].values()] == pytest.approx([1.0] * 6, abs=0.02)
     assert np.median(np.abs(errors(groups, fit))) < 0.02
     assert fit.crowd_weight == pytest.approx(1.5, rel=0.1)
     assert fit.crowd_hold == pytest.approx(0.9, abs=0.02)
@@ -228,7 +228,7 @@ def test_what_is_measured_of_a_prompt_comes_back() -> None:
               for o in (True, False) for n in (True, False) for t in (True, False)
               for us in (150.0, 250.0, 380.0, 600.0, 800.0)]  # fmt: skip
     _, ratios = fit_groups(groups)
-    for measured, prompt, ratio in ((ratios.wait, 380, 2.0), (ratios.room, 600, 0.7)):
+    for measured, prompt, ratio in ((ratios["wait"], 380, 2.0), (ratios["room"], 600, 0.7)):
         others = np.median([factor for (_, tokens), factor in measured.items() if tokens != prompt])
         assert measured["a", prompt] / others == pytest.approx(ratio, rel=0.15)
 

@@ -13,7 +13,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pdvsim.bench.band import spanned
 from pdvsim.calibration.fit.bench import _solved, fit_bench
 from pdvsim.calibration.validate.bench import read_load
 from pdvsim.cli import main
@@ -169,16 +168,6 @@ def test_nothing_is_saved_that_predicts_its_own_files_worse(
     message = refused(["calibrate", "--from-bench", path, "--model", TARGET, "--gpu", "h200", "-o", str(out)])
     assert "worse than none" in message
     assert not out.exists()
-
-
-def test_a_correction_for_another_engine_has_no_error_range(tmp_path: Path) -> None:
-    """The errors of runs of ours say nothing about it."""
-    result = served(tmp_path, 4)
-    plain = simulate(replace(result.experiment, hardware=Hardware()))
-    assert spanned(plain)["output_throughput_error"] > 0
-    metrics = spanned(result)
-    assert "output_throughput_error" not in metrics
-    assert metrics["error_range"] == "none: no real runs of the engine that --machine corrects for"
 
 
 @pytest.mark.filterwarnings("ignore::pdvsim.sim.models.names.Note")

@@ -24,14 +24,12 @@ from pdvsim.calibration.validate.compare import (
     leads,
     validate,
 )
-from pdvsim.calibration.validate.launches import LAUNCHES
 from pdvsim.calibration.validate.served import METRICS, SHIPPED, ServedRun, read_runs
 from pdvsim.cli import main
 from pdvsim.common.commandline import command_line
 from pdvsim.sim.config import Acceptance, Experiment, Hardware, Server, Traffic
 from pdvsim.sim.metrics.summary import summarise
 from pdvsim.sim.prices.profile import builtin
-from pdvsim.sim.reading import read_table
 from pdvsim.sim.relevance import applicable
 from pdvsim.sim.run import simulate
 from pdvsim.sim.trust import Known, errors_of
@@ -330,12 +328,6 @@ def test_the_pace_shows_a_slower_machine() -> None:
     assert document(validate([run], jobs=1))["paced"] is None
 
 
-def test_launches_are_filed_under_the_runs_they_are_of() -> None:
-    for files in (("runs.jsonl", "ahead.jsonl"), ("utilisation/runs.jsonl",)):
-        filed = read_table((DATA / files[0]).with_name(LAUNCHES)).column("run").unique().to_pylist()
-        assert {run.id for file in files for run in read_runs(DATA / file)} <= set(filed)
-
-
 def test_repeats_are_simulated_once_and_each_is_compared(monkeypatch: pytest.MonkeyPatch) -> None:
     done, simulated = [], compare._predicted
     monkeypatch.setattr(compare, "_predicted", lambda *task: done.append(task) or simulated(*task))
@@ -394,15 +386,6 @@ def test_what_is_written_is_what_run_prints(tmp_path: Path, capsys: pytest.Captu
     (tmp_path / "mine.errors.json").write_text("{}")
     assert main(argv) == 2
     assert "mine.errors.json" in capsys.readouterr().err
-
-
-def test_what_is_no_file_of_runs_is_refused_in_one_line(tmp_path: Path, refused: Callable[..., str]) -> None:
-    bad = tmp_path / "runs.jsonl"
-    unknown = '{"command": "realrun --arch pd --speed 3", "metrics": {"output_throughput": 1.0}}\n'
-    for text in ("", "{}\n", "not json\n", unknown):
-        bad.write_text(text)
-        assert str(bad) in refused(["validate", str(bad)])
-    refused(["validate", str(tmp_path / "missing")])
 
 
 @pytest.mark.parametrize("value", ["1e22", "1e999", "-1e999", "NaN", "-1", '"fast"', "[1]", "{}", "true"])

@@ -107,7 +107,7 @@ def test_the_text_says_what_the_document_says() -> None:
 
 def test_drafts_are_advised_against_where_no_finalist_that_drafts_meets_the_goal() -> None:
     whole = whole_advice()
-    plain, goal = whole.finalist("autoregressive"), whole.question.goal
+    plain, goal = whole.finalists["autoregressive"], whole.question.goal
     finals = {
         c: rows if c == plain else [row | {"stability": "overloaded"} for row in rows]
         for c, rows in whole.finals.items()
@@ -158,10 +158,10 @@ def test_drafts_that_pay_in_a_batch_job_are_above_their_break_even() -> None:
 
 
 def test_a_flip_has_another_winner_beyond_its_edge_and_none_before() -> None:
-    """Drafting against plain decoding: as acceptance falls, plain decoding takes over."""
+    """Drafting against plain decoding, along an axis with one flip: as acceptance falls, plain decoding takes over."""
     who = rivalry(at_acceptance(DRAFTING, 0.9), PLAIN, GOAL, 5, 4)
     bench = Bench(1)
-    flips = find_flips("acceptance", 0.9, (0.1, 0.95), at_acceptance, who, bench)
+    flips = find_flips("load", 0.9, (0.1, 0.95), at_acceptance, who, bench)
     assert (flips.falls(1), flips.stands(1)) == (None, 0.95)
     falls, stands = flips.falls(-1), flips.stands(-1)
     assert falls.challenger == "autoregressive"
@@ -237,7 +237,7 @@ def test_the_command_saves_and_prints(capsys: pytest.CaptureFixture[str], tmp_pa
     assert main([*SMALL_COMMAND, "--json", "-o", str(tmp_path), "--html", str(tmp_path / "page.html")]) == 0
     document = json.loads(capsys.readouterr().out)
     assert document["objective"] == "e2el"
-    assert {flips["axis"] for flips in document["flips"]} == {"load", "acceptance"}
+    assert document["flips"]["axis"] == "load"
     assert json.loads((tmp_path / "advice.json").read_text()) == document
     assert (tmp_path / "advice.png").read_bytes().startswith(b"\x89PNG")
     page = (tmp_path / "page.html").read_text(encoding="utf-8")
@@ -255,8 +255,9 @@ def test_a_notebook_shows_the_answer_and_gets_its_rows() -> None:
     rows = advice.points
     assert len(rows) == sum(map(len, advice.finals.values()))
     assert set(rows[rows["recommended"]]["finalist"]) == {advice.question.name(advice.recommended)}
-    assert [axes.get_title(loc="left") for axes in advice.plot().axes] == ["Over the load", "Over acceptance"]
-    here = [replace(flips, probes={flips.here: flips.probes[flips.here]}) for flips in advice.flips]
+    assert [axes.get_title(loc="left") for axes in advice.plot().axes] == ["Over the load"]
+    flips = advice.flips
+    here = replace(flips, probes={flips.here: flips.probes[flips.here]})
     [figure] = advice_pictures(replace(advice, flips=here)).values()  # a curve of one point is no curve
     [bars] = figure.axes
     assert len(bars.patches) == len(advice.finals)

@@ -150,7 +150,7 @@ def test_advice_on_two_gpus_is_by_latency_and_by_cost(advice: Advice) -> None:
         cost = finalist["per_million_output_tokens"]
         assert finalist["hourly"] == 4.0 * finalist["gpus"]
         assert cost.mean == pytest.approx(finalist["hourly"] * sum(hours) / len(hours))
-    simulate(replace(advice.finalist("pdv-ahead on 1+1"), scoring=ask.base.scoring))  # no option of it does nothing
+    simulate(replace(advice.finalists["pdv-ahead on 1+1"], scoring=ask.base.scoring))  # no option of it does nothing
 
 
 def test_fleets_have_a_price_per_conversation() -> None:
@@ -167,11 +167,11 @@ def test_advice_on_two_gpus_has_the_parts_of_that_on_one(advice: Advice) -> None
     best, text = advice.recommended, str(advice)
     parts = ("Recommendation", "Asked", "Candidates", "Why", "Expected", "Where that changes", "To run it")
     assert all(f"\n{part}" in f"\n{text}" for part in parts)
-    assert [flips.axis for flips in advice.flips] == ["load", "acceptance"]
-    for flips in advice.flips:
-        assert advice.question.name(best) in flips.probes[flips.here].values
-        assert flips.sides == (-1, 1)
-    assert len(flips_figure(advice).axes) == 2
+    flips = advice.flips
+    assert flips.axis == "load"
+    assert advice.question.name(best) in flips.probes[flips.here].values
+    assert flips.sides == (-1, 1)
+    assert len(flips_figure(advice, flips).axes) == 1
     vllm, sglang, ours, real = advice.deployment
     assert "--tensor-parallel-size 2" in vllm.text
     assert "--tensor-parallel-size 2" in sglang.text
@@ -288,9 +288,8 @@ def test_an_acceptance_of_another_model_is_noted_with_its_break_even() -> None:
     fixed = {"arch": ["autoregressive", "colocated"], "max_num_seqs": 64, "max_num_batched_tokens": 2048}
     advice = pdvsim.advise(model="qwen3-8b", drafter="eagle3", **fixed, **load)
     verdict = str(advice).partition("Asked\n")[0]
-    note = "note: acceptance as recorded with Llama-3.1-8B (not with qwen3-8b): sharegpt-eagle3; drafting"
-    assert note in verdict
-    assert "breaks even" in verdict
+    assert "note: acceptance as recorded with Llama-3.1-8B (not with qwen3-8b): sharegpt-eagle3" in verdict
+    assert str(advice).count("breaks even") == 1
     own = pdvsim.advise(model="llama-3.1-8b", drafter="eagle3", **fixed, **load | {"budget": 9})
     assert "recorded with" not in str(own).partition("Asked\n")[0]
 

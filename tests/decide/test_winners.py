@@ -215,7 +215,7 @@ def test_a_difference_counts_beyond_the_profiles_error_over_five_seeds(
     for arch, num_runs, note in (("baseline,pd", 5, ""), ("baseline,pd", 4, few), ("pd,pdv-hybrid", 5, alike)):
         assert main([*argv, "--arch", arch, "--against", arch.split(",")[0], "--num-runs", str(num_runs)]) == 0
         out = capsys.readouterr().out
-        lines = [line for line in out.splitlines() if " output_throughput " in line]
+        lines = [line for line in out.splitlines() if line.startswith("output_throughput ")]
         assert [[words for words in (few, alike) if line.endswith(words)] for line in lines] == [[note] if note else []]
         for difference in json.loads((tmp_path / "map.json").read_text())["paired_differences"]:
             apart = difference["relative"]

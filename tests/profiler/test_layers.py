@@ -12,18 +12,8 @@ from small import options, tiny
 from pdvsim.profiler import layers
 from pdvsim.profiler.measure import Profiler
 from pdvsim.profiler.samples import load
-from pdvsim.realrun.engine.buckets import CHUNK_BUCKETS, ROW_BUCKETS, SMALL_TOKENS
 
 CPU = torch.device("cpu")
-
-
-def test_every_forward_of_rows_and_prompts_has_its_size_among_them() -> None:
-    known = set(layers.sizes())
-    for rows in ROW_BUCKETS:
-        for width in (1, 2, 5, 9):
-            for chunk in (0, *CHUNK_BUCKETS):
-                tokens = rows * width + chunk
-                assert (tokens in known) == (SMALL_TOKENS < tokens <= CHUNK_BUCKETS[-1])
 
 
 def test_sizes_that_are_known_are_not_measured_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

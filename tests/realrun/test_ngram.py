@@ -15,7 +15,7 @@ from test_serving import MACHINE, experiment
 from pdvsim.realrun.machine import as_served
 from pdvsim.realrun.ngram import LEAST, MOST, History
 from pdvsim.realrun.site import serve
-from pdvsim.sim.config import Acceptance, Arch, Experiment, Hardware
+from pdvsim.sim.config import Acceptance, Arch, Experiment
 from pdvsim.sim.core import KINDS
 from pdvsim.sim.relevance import applicable
 from pdvsim.sim.run import simulate
@@ -83,16 +83,6 @@ def test_drafts_found_by_the_host_change_no_token(arch: Arch) -> None:
     assert outputs == undrafted()
     assert result.requests["accepted"].sum() > 10  # a tiny model repeats itself, and that is found
     assert result.requests["drafts"].sum() < result.requests["rounds"].sum()
-
-
-def test_a_request_that_was_preempted_is_looked_up_as_before() -> None:
-    chosen, outputs = served("colocated", 40), dict[int, list[int]]()
-    tight = replace(
-        chosen, hardware=Hardware(kv_capacity_tokens=128), traffic=replace(chosen.traffic, request_rate=1e6)
-    )
-    result = serve(tight, OWN, outputs=outputs)
-    assert result.requests["preemptions"].sum() > 0
-    assert outputs == undrafted()
 
 
 def test_the_engine_pads_rows_and_the_simulator_packs_them_by_default() -> None:

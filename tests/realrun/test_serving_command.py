@@ -10,7 +10,6 @@ from pathlib import Path
 import pandas as pd
 import pytest
 import torch
-from safetensors.torch import save_file
 
 from pdvsim.calibration.fit.engine import STEP
 from pdvsim.cli.realrun import main
@@ -159,33 +158,3 @@ def test_ctrl_c_before_anything_has_finished_saves_nothing(
     assert main([*CPU, *SMALL, "--max-concurrency", "1", "-o", str(tmp_path / "run.json")]) == 130
     assert not (tmp_path / "run.json").exists()
     assert capsys.readouterr().err == "realrun: interrupted\n"
-
-
-def test_checkpoints_are_judged_by_the_models_themselves(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """A model drafting for itself is always right."""
-    folder = tmp_path / "small"
-    folder.mkdir()
-    config = {
-        "model_type": "llama", "num_hidden_layers": 1, "hidden_size": 32, "intermediate_size": 64, "head_dim": 16,
-        "num_attention_heads": 2, "num_key_value_heads": 1, "vocab_size": 64, "tie_word_embeddings": True,
-    }  # fmt: skip
-    (folder / "config.json").write_text(json.dumps(config))
-    generator = torch.Generator().manual_seed(0)
-    layer = "model.layers.0."
-    shapes = {
-        "model.embed_tokens.weight": (64, 32), "model.norm.weight": (32,),
-        f"{layer}input_layernorm.weight": (32,), f"{layer}post_attention_layernorm.weight": (32,),
-        f"{layer}self_attn.q_proj.weight": (32, 32), f"{layer}self_attn.k_proj.weight": (16, 32),
-        f"{layer}self_attn.v_proj.weight": (16, 32), f"{layer}self_attn.o_proj.weight": (32, 32),
-        f"{layer}mlp.gate_proj.weight": (64, 32), f"{layer}mlp.up_proj.weight": (64, 32),
-        f"{layer}mlp.down_proj.weight": (32, 64),
-    }  # fmt: skip
-    save_file(
-        {name: torch.randn(shape, generator=generator) / 5 for name, shape in shapes.items()},
-        folder / "model.safetensors",
-    )
-    paths = ["--draft-path", str(folder), "--target-path", str(folder)]
-    assert main(["--device", "cpu", *SMALL, "--arch", "pd", *paths, "--json"]) == 0
-    document = json.loads(capsys.readouterr().out)
-    assert (document["pair"], document["verdict"], document["weights"]) == ("small:small", "own", "checkpoints")
-    assert document["spec_decode_acceptance_rate"] == 100

@@ -80,12 +80,6 @@ def test_ctrl_c_keeps_what_is_done(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert len(launches_of(run)) == run.metrics["launches"]
 
 
-def test_time_that_is_up_starts_nothing(tmp_path: Path) -> None:
-    path, output = plan(tmp_path), tmp_path / "runs.jsonl"
-    assert serve(path, output, "--minutes", "0") == 0
-    assert not output.exists()
-
-
 def test_a_result_of_realrun_is_looked_at_too(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "mine.json"
     argv = ["--device", "cpu", "--tiny", "--arch", "pdv", *SMALL.split(), "-o", str(path), "--save-detailed"]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from types import SimpleNamespace
 from typing import Any, get_args
@@ -191,23 +191,6 @@ def test_feedback_has_the_published_thresholds(accepted: int, queue_depth: int, 
     assert controller.draft_length(batch(1, 100), queue_depth, 0.0) == 4 + step
 
 
-def test_feedback_adjusts_after_ten_verdicts_over_the_last_hundred() -> None:
-    controller, rows = feedback(), batch(1, 100)
-    verdicts(controller, 4, 4, rounds=9)
-    assert controller.draft_length(rows, 0, 0.0) == 4
-    verdicts(controller, 4, 4, rounds=1)
-    assert [controller.draft_length(rows, 0, 0.0) for _ in range(3)] == [5, 5, 5]
-    verdicts(controller, 0, 4, rounds=100)  # the good ones are forgotten
-    assert controller.draft_length(rows, 0, 0.0) == 4
-    verdicts(controller, 4, 4, round_s=0.06, rounds=5)
-    verdicts(controller, 4, 4, rounds=95)
-    assert controller.latency_s == 0.01  # five of a hundred are above the 95th percentile
-    verdicts(controller, 4, 4, round_s=0.06, rounds=1)
-    verdicts(controller, 4, 4, rounds=94)
-    verdicts(controller, 4, 4, round_s=0.06, rounds=5)
-    assert controller.latency_s == 0.06
-
-
 def test_feedback_stays_inside_its_limits() -> None:
     """2 and 8 as published, unless given; and never 0, where it would learn nothing more."""
     assert feedback(k=0).k == 2
@@ -307,23 +290,6 @@ def test_goodput_decodes_plainly_where_drafts_do_not_pay_and_tries_them_now_and_
 # the planner ------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("contention", "together"), [("max", max), ("serial", lambda draft, verify: draft + verify)])
-def test_overlapped_batches_are_handed_over_twice(contention: Contention, together: Callable[..., float]) -> None:
-    """Two batches change places: free overlap takes the longer of the two, none their sum; and the host's time twice.
-
-    A round in one lane is a draft, a verify, and a launch and a completion.
-    """
-    plan = planner(contention=contention)
-    for rows, k in ((1, 1), (8, 4), (64, 2)):
-        context = rows * 300
-        verify_s = plan.models["target"].price(rows, k + 1)
-        draft_s = plan.models["draft"].price(rows, 1, k)
-        draft, verify = (price.seconds_0 + price.seconds_1 * context for price in (draft_s, verify_s))
-        assert plan.round_s(rows, context, k) == pytest.approx(draft + verify + 30e-6, rel=1e-12)
-        expected = together(draft, verify) + 2 * (30e-6 + 20e-6)
-        assert plan.overlapped_s(rows, context, k) == pytest.approx(expected, rel=1e-12)
-
-
 # adaptive ---------------------------------------------------------------------------------------------------------
 
 
@@ -409,11 +375,3 @@ def test_rows_that_lag_are_read_as_prompts_a_few_at_a_time() -> None:
     rows[6].state.drafter_lag = 1
     expected = [model.price(0, prompts=[(120, 10)] * count) for count in (4, 2)]
     assert model.catch_up_cost(rows) == pytest.approx([a + b for a, b in zip(*expected, strict=True)])
-
-
-def test_adaptive_goes_through_the_lanes_while_drafts_wait() -> None:
-    """Whatever mode is best: a draft in the verify queue may be waiting for these rows."""
-    for mode in ("plain", "atomic", "lanes"):
-        policy = adaptive(planner(), 0.6, 2, mode)
-        policy.verify_queue.rows.add(batch(1, 100))
-        assert policy.atomic_length(batch(1, 100)) is None

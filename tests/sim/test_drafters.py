@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from pdvsim.sim.assembly import ServerParts, covering_profile
+from pdvsim.sim.assembly import ServerParts
 from pdvsim.sim.config import Acceptance, Experiment, Server, Traffic
 from pdvsim.sim.core import Request
 from pdvsim.sim.machine.kv import capacity_tokens
@@ -96,22 +96,6 @@ def test_a_round_is_k_steps_and_a_verify(kind: str) -> None:
     assert result.requests["verify_s"][0] == pytest.approx(verify / bandwidth, rel=1e-3)
 
 
-def test_a_transferred_head_says_so_and_is_dearer_with_what_it_reads() -> None:
-    experiment = Experiment("colocated", CLOSED, server=Server("qwen2-7b", 4, "mtp"))
-    profile = covering_profile(experiment)
-    both = pair(experiment.server.pair)
-    assert profile.foundation.endswith("; transferred: mtp-qwen2-7b")
-    assert 0.05 < profile.uncertainty["mtp-qwen2-7b"] < 0.5
-    head, target = (profile.cost_model(spec) for spec in (both.draft, both.target))
-    layer, ceiling = both.draft, profile.gpu.bandwidth_bytes_per_s
-    least_s = 2 * (layer.layer_params + layer.head_params + layer.fused_params) / ceiling
-    first = head.price(1, 1, 1).seconds_0
-    assert least_s < first < 2 * least_s
-    assert head.price(1, 1, 4).seconds_0 < 4 * first  # fused once
-    assert head.price(64, 5, 4).seconds_0 > head.price(64, 1, 4).seconds_0  # accepted tokens are read again
-    assert 4 * first < target.price(1, 5).seconds_0
-
-
 # who has drafts ------------------------------------------------------------------------------------------------------
 
 
@@ -140,6 +124,3 @@ def test_rounds_gain_what_was_recorded_and_most_have_no_drafts(name: str) -> Non
     share = requests["drafts"].sum() / rounds
     assert first < share < 0.6
     assert share == pytest.approx(lookup_of("ngram", acceptance).share(first), abs=0.01)
-
-
-# what is chosen ------------------------------------------------------------------------------------------------------

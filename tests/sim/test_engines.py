@@ -11,7 +11,6 @@ import pytest
 from pdvsim.cli.run import AskedExperiment
 from pdvsim.common.options import build
 from pdvsim.decide.deploy import deployment
-from pdvsim.sim.assembly import covering_profile
 from pdvsim.sim.config import Experiment, Hardware, Server, Traffic
 from pdvsim.sim.core import KINDS
 from pdvsim.sim.engines import ENGINES
@@ -154,16 +153,6 @@ def test_without_graphs_the_host_launches_every_layer():
     assert "--disable-cuda-graph" in texts["SGLang"]
 
 
-def test_a_request_waits_for_the_prefills_before_it():
-    """Four prompts sent together are read one after the other, so the last is admitted after four readings."""
-    experiment = replace(served("vllm"), traffic=replace(served("vllm").traffic, num_prompts=4, random_range_ratio=0.0))
-    profile = covering_profile(experiment)
-    slow = replace(profile, host=replace(profile.host, request_s=0.0, prompt_token_s=1e-3))
-    admitted = simulate(experiment, profile=slow).requests["admitted_s"]
-    assert sorted(admitted)[0] >= 0.3
-    assert sorted(admitted)[-1] >= 1.2
-
-
 def test_what_are_no_tables_is_refused():
     with pytest.raises(ValueError, match=r"not a file of calibrate --from-kernels"):
         read_tables(Path(__file__), gpu("h200"))
@@ -216,13 +205,6 @@ def test_four_bits_are_read_and_multiplied_faster(engine: str, card: str) -> Non
     assert times["nvfp4"][1] > 2 * many[0] * size * size / FP4_FLOPS[card]
     shape = (7168, 2048, 8, 256)
     assert np.all(tables.experts("nvfp4", few, *shape) < tables.experts("fp8_block", few, *shape))
-
-
-def test_without_such_units_four_bits_are_read_but_not_multiplied() -> None:
-    tables, tokens = tables_of("vllm", "h200"), np.array([1.0, 32_768.0])
-    four, sixteen = (tables.product(kind, tokens, 8192, 8192) for kind in ("nvfp4", "bfloat16"))
-    assert four[0] < 0.5 * sixteen[0]
-    assert four[1] == pytest.approx(sixteen[1], rel=0.02)
 
 
 @pytest.mark.parametrize("link", ["nvlink4", "nvlink5"])

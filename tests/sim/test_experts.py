@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import replace
 from itertools import pairwise
-from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pdvsim.sim.assembly import ServerParts
-from pdvsim.sim.config import Experiment, Hardware, Server, Traffic
-from pdvsim.sim.metrics.summary import summarise
 from pdvsim.sim.models.layers import Experts
 from pdvsim.sim.models.presets import PRESETS, model, pair
 from pdvsim.sim.models.specs import ModelSpec, Pair
@@ -22,8 +17,6 @@ from pdvsim.sim.prices.costs import CostModel
 from pdvsim.sim.prices.forward import ForwardTerms
 from pdvsim.sim.prices.profile import builtin
 from pdvsim.sim.prices.transfer import shipped
-from pdvsim.sim.run import simulate
-from pdvsim.sim.trust import errors_of, unvalidated
 
 H200 = GPUS["h200"]
 MIXTURES = sorted(name for name, spec in PRESETS.items() if spec.experts is not None)
@@ -181,17 +174,6 @@ def test_eight_bits_halve_reading_and_arithmetic() -> None:
     assert seconds(spec, "a100-80gb", 256, 8) > 0.9 * seconds(plain, "a100-80gb", 256, 8)
 
 
-def test_a_quantised_model_is_predicted_and_its_head_is_as_measured() -> None:
-    h200 = builtin("h200")
-    profile = h200.covering(pair("eagle3-qwen2-7b-fp8:qwen2-7b-fp8"))
-    assert profile.models["eagle3-qwen2-7b-fp8"] == h200.models["eagle3-qwen2-7b"]
-    assert profile.foundation.endswith("; transferred: qwen2-7b-fp8")
-    assert profile.bar(model("qwen2-7b-fp8")) == pytest.approx(math.expm1(shipped().other_bar))
-    assert profile.bar(model("eagle3-qwen2-7b-fp8")) == 0
-    four = h200.covering(pair("none:gpt-oss-20b"))
-    assert "; transferred: gpt-oss-20b; weights of 4 bits by their bytes alone, with an error" in four.foundation
-
-
 def test_a_cache_of_eight_bits_halves_its_reading() -> None:
     """Of a measured model: what is read for one query per row. The rest of its times stay, and the output says so."""
     spec = PRESETS["llama-3.1-8b"]
@@ -205,26 +187,3 @@ def test_a_cache_of_eight_bits_halves_its_reading() -> None:
     assert read_less[-1][1] - read_less[0][1] == pytest.approx(read[-1][1] - read[0][1])
     assert other.layer_knots == one.layer_knots
     assert after.foundation == f"{before.foundation}; KV cache of 8 bits by its bytes alone"
-
-
-# options -------------------------------------------------------------------------------------------------------------
-
-FEW = Traffic("random", num_prompts=6, max_concurrency=3, input_len=64, output_len=12)
-
-
-def serving(pair: str, gpus: int = 1, **server: Any) -> Experiment:
-    return Experiment("colocated", FEW, server=Server(pair, **server), hardware=Hardware(tensor_parallel_size=gpus))
-
-
-def test_a_cache_of_eight_bits_holds_twice_the_tokens_and_is_not_validated() -> None:
-    plain, narrow = (serving("llama-3.1-8b", drafter="eagle3", kv_cache_dtype=kind) for kind in ("auto", "fp8"))
-    room = [ServerParts(e).kv_capacity for e in (plain, narrow)]
-    assert room[1] // 2 == pytest.approx(room[0], abs=1)
-    assert {m.kv_dtype_bytes for m in (narrow.pair.draft, narrow.pair.target)} == {1}
-    result = simulate(narrow)
-    assert "KV cache of 8 bits by its bytes" in result.meta["foundation"]
-    why = unvalidated(narrow, summarise(result), errors_of(narrow.hardware))
-    assert why == "too few real runs had --kv-cache-dtype fp8"
-
-
-# decisions -----------------------------------------------------------------------------------------------------------

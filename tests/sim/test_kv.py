@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from pathlib import Path
-
 import pytest
-from configs import SHAPE, config_file
 
 from pdvsim.bench.inputs import checked
 from pdvsim.sim.config import Arch, ControllerName, Experiment, Hardware, Server, Traffic
 from pdvsim.sim.core import KINDS, Request
 from pdvsim.sim.machine.kv import KvCache
 from pdvsim.sim.metrics.summary import summarise
-from pdvsim.sim.models.presets import MODELS, from_config, pair
 from pdvsim.sim.run import simulate
 
 
@@ -80,9 +75,6 @@ def test_a_forward_reads_as_many_prompts_as_the_token_budget_holds() -> None:
         assert first == {None: 2048, 4: 256}
 
 
-# what a run says of it -----------------------------------------------------------------------------------------------
-
-
 # context -------------------------------------------------------------------------------------------------------------
 
 
@@ -105,16 +97,3 @@ def test_a_request_longer_than_a_context_is_refused(
     for attempt in (checked, simulate):
         with pytest.raises(ValueError, match=says):
             attempt(experiment)
-
-
-def test_a_context_is_read_from_the_configuration(tmp_path: Path, refused: Callable[..., str]) -> None:
-    assert from_config(SHAPE, "m").max_position_embeddings is None
-    assert all(model.max_position_embeddings for model in MODELS.values())
-    config_file(tmp_path, vocab_size=32_000, max_position_embeddings=300)
-    assert pair(f"tinyllama-1.1b:{tmp_path}").target.max_position_embeddings == 300
-    lengths = ["--dataset-name", "random", "--input-len", "295", "--output-len", "6", "--num-prompts", "2"]
-    message = refused(["run", "--pair", f"tinyllama-1.1b:{tmp_path}", *lengths])
-    assert f"request 0 has 301 tokens but the context of {tmp_path} ends at 300" in message
-    config_file(tmp_path, max_position_embeddings=0)
-    with pytest.raises(ValueError, match="max_position_embeddings: must be 1 to"):
-        pair(f"tinyllama-1.1b:{tmp_path}")

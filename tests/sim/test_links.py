@@ -107,19 +107,6 @@ def test_the_planner_counts_transfers_and_no_contention() -> None:
     assert alone / 2 < two.overlapped_s(64, 6400, 8) < alone
 
 
-def test_kv_capacity_is_that_of_the_fullest_gpu_that_holds_a_request_to_its_end() -> None:
-    """The target's 16 GB leave an A10G little; where it only reads prompts, the others' room counts."""
-    cards = {"cards": ("h200", "a10g"), "server": {"pair": GEMMA}}
-    drafts = placed("pdv", "decode=1", **cards)
-    reads = placed("pdv", "prefill=1", **cards)
-    verifies = placed("pdv", "verify=1", "prefill=1", **cards)
-    for experiment, at in ((drafts, (0, 1)), (reads, (0,)), (verifies, (0, 1))):
-        parts = ServerParts(experiment)
-        assert parts.kv_capacity == min(parts.kv_capacities[gpu] for gpu in at)
-    target, drafter = (ServerParts(e).kv_capacities[1] for e in (verifies, drafts))
-    assert target < drafter
-
-
 @pytest.mark.parametrize("detailed", [True, False])
 def test_a_lanes_bandwidth_is_a_share_of_its_own_cards(detailed: bool) -> None:
     """Drafts move their bytes at the L4's bandwidth, which is a sixteenth of the H200's."""
@@ -136,20 +123,3 @@ def test_a_lanes_bandwidth_is_a_share_of_its_own_cards(detailed: bool) -> None:
             shares.append(launches["bytes"][mine].sum() / builtin(card).gpu.bandwidth_bytes_per_s / span_s)
             assert 0 < shares[-1] < 1
         assert lanes[lane]["bandwidth_share"] == pytest.approx(sum(shares) / len(shares))
-
-
-def test_more_gpus_for_a_lane_help_where_it_is_what_is_waited_for() -> None:
-    """Long prompts wait half as long for two readers; many branches are drafted sooner by two drafters."""
-    prompts = Traffic("random", num_prompts=80, input_len=2000, output_len=8, request_rate=20.0)
-    waits = []
-    for place in (("decode=1",), ("prefill=0+1", "decode=2")):
-        experiment = Experiment("pd", prompts, hardware=Hardware(place=place, band=False))
-        waits.append(summarise(simulate(experiment))["breakdown_ms"]["queue"])
-    assert waits[1] < waits[0] / 2
-    answers = Traffic("random", num_prompts=96, input_len=64, output_len=200, max_concurrency=32)
-    speeds = []
-    for place in (("verify=1", "prefill=1"), ("decode=0+1", "verify=2", "prefill=2")):
-        server = Server(num_speculative_tokens=4, ahead_fan=4, ahead_miss="plain")
-        experiment = Experiment("pdv-ahead", answers, Acceptance(0.8), server, Hardware(place=place, band=False))
-        speeds.append(summarise(simulate(experiment))["output_throughput"])
-    assert speeds[1] > 1.1 * speeds[0]

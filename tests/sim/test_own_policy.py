@@ -11,8 +11,6 @@ from refusals import one_line
 
 import pdvsim
 from pdvsim.cli import main
-from pdvsim.live.knobs import Setup
-from pdvsim.live.page import Dashboard
 from pdvsim.sim.config import Experiment, Server, Traffic
 from pdvsim.sim.core import KINDS
 from pdvsim.sim.policies import named, own_errors
@@ -164,11 +162,6 @@ class Stuck(PDV):
     def verify_worker(self):
         while True:
             yield self.verify_queue.wait()
-
-class Late(PDV):
-    def settle(self, rows, verdict):
-        assert self.env.now < 3  # line 32
-        return super().settle(rows, verdict)
 """
 FAULTS = {
     "Divides": ":5: ZeroDivisionError: division by zero",
@@ -192,17 +185,6 @@ def test_a_bug_in_a_policy_is_named_by_its_line(
     assert line.startswith(f"pdvsim: error: faulty.py{FAULTS[name]}")
     assert line.count("\n") == 1
     assert not [*tmp_path.glob("*crash*")]
-
-
-def test_a_bug_in_a_policy_ends_a_live_session_with_its_line(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    (tmp_path / "faulty.py").write_text(FAULTY, encoding="utf-8")
-    archs = ("pdv", f"{tmp_path}/faulty.py:Late")
-    show = Dashboard(Setup(archs, Experiment(traffic=Traffic(request_rate=20.0))), 1.0, lambda *_: "", "")
-    for _ in range(5):
-        show.execute("on", None)
-    assert show.ended.endswith("faulty.py:32: AssertionError")
-    assert "the session has ended</b>" in show.message(0, -1)
-    assert capfd.readouterr().err.count("\n") == 1
 
 
 def test_a_broken_law_of_ours_is_not_blamed_on_a_policy() -> None:

@@ -93,10 +93,3 @@ def test_what_is_no_pace_is_refused(text: str, tmp_path: Path) -> None:
     path.write_text(text)
     with pytest.raises(ValueError, match="not a result of realrun"):
         simulate(Experiment("colocated", TRAFFIC, hardware=Hardware(machine=str(path))))
-
-
-def test_a_pace_that_no_machine_has_is_refused(tmp_path: Path) -> None:
-    path = tmp_path / "run.json"
-    path.write_text(json.dumps({"pace_launches": [[1, 4, 20, 1, 5, 9, 99, 1e4]]}))
-    with pytest.raises(ValueError, match=r"pace_launches: llama-3\.1-8b took"):
-        simulate(Experiment("colocated", TRAFFIC, hardware=Hardware(machine=str(path))))

@@ -7,9 +7,8 @@ from typing import Any
 
 import pytest
 
-from pdvsim.decide.formula import Formula
 from pdvsim.sim.assembly import covering_profile
-from pdvsim.sim.config import Acceptance, Experiment, Hardware, Server, Traffic
+from pdvsim.sim.config import Experiment, Hardware, Server, Traffic
 from pdvsim.sim.models.presets import drafted_by, drafter, model, pair
 from pdvsim.sim.models.specs import HeadSpec
 
@@ -40,21 +39,6 @@ def test_a_draft_costs_one_forward_of_as_many_tokens_and_not_as_many_forwards(ki
         assert one.seconds_0 < 0.8 * many.seconds_0
         assert one.flops_0 < latency.price(rows, 1, k + 1).flops_0
         assert one.flops_0 < latency.price(rows, 3, k).flops_0  # two accepted tokens are read again
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_longer_drafts_are_best_where_further_tokens_cost_no_further_forward(kind: str) -> None:
-    """The same model and acceptance, drafting one token after another or all in one forward, at one request."""
-    experiment = replace(asked(kind), acceptance=Acceptance(0.75))
-    chain = replace(experiment, server=replace(experiment.server, pair=_as_chain(kind)))
-    lengths = range(1, 16)
-    longest = Formula(experiment).ranked(lengths)[0].k
-    assert longest > Formula(chain).ranked(lengths)[0].k
-
-
-def _as_chain(kind: str) -> str:
-    """A drafter of similar size that drafts one token after another."""
-    return "llama-3.2-1b:llama-3.1-8b" if kind == "pard" else drafted_by("eagle3", TARGETS[kind])
 
 
 def test_parallel_heads_are_as_published() -> None:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from pdvsim.sim.core import ENDLESS, Chain, Request
 from pdvsim.sim.machine.kv import KvCache
-from pdvsim.sim.machine.prefix import BLOCK, PrefixBlocks, Reuse, block_hashes
+from pdvsim.sim.machine.prefix import BLOCK, Reuse, block_hashes
 
 
 def ask(tokens: int, *texts: tuple[int, int] | int, output: int = 1, id: int = 0) -> Request:
@@ -66,47 +66,6 @@ def test_a_prompt_that_is_sent_again_is_computed_from_its_last_block_on(tokens: 
     kv = KvCache(1000, 0, True, Reuse(lost_blocks=lost))
     served(kv, ask(tokens, 1))
     assert served(kv, ask(tokens, 1)) == max(0, (tokens - 1) // 16 - lost) * 16
-
-
-def test_what_two_requests_compute_at_the_same_time_is_kept_once() -> None:
-    kv = KvCache(1000, 0, True, Reuse())
-    first, second = ask(100, 1), ask(100, 1)
-    assert kv.admit(first, 32)  # a chunk each: the second finds what the first is computing
-    assert kv.cached(second) == 32
-    assert kv.admit(second, 64)
-    assert kv.grow(first, 64)
-    assert kv.used_tokens == 96
-    kv.name(first, 64)
-    assert kv.used_tokens == 64
-    kv.check_integrity()
-
-
-def test_real_pages_are_found_by_hash_and_come_back_when_evicted() -> None:
-    """As a page table uses it: new pages for what is missing, known ones for the rest, evicted ones used again."""
-    blocks, free = PrefixBlocks(), list(range(10, 16))
-    tables: dict[int, tuple[Chain, int]] = {}
-    ends: list[Chain] = [((2 * BLOCK, 1), (ENDLESS, text)) for text in (2, 3, 4)]  # two blocks in common
-
-    def admit(number: int, chain: Chain, last: int) -> list[int]:
-        there = blocks.match(chain, 0, last)
-        blocks.hold(chain, 0, there)
-        lacking = last - there
-        free.extend(blocks.reclaim(blocks.evict(max(0, lacking - len(free)))))
-        new = [free.pop(0) for _ in range(lacking)]
-        blocks.name(chain, there, last)
-        assert blocks.pages(block_hashes(chain, there, last)) == []
-        blocks.number(block_hashes(chain, there, last), new)
-        tables[number] = chain, last
-        blocks.check_integrity(tables.values())
-        return blocks.pages(block_hashes(chain, 0, last))
-
-    assert admit(0, ends[0], 3) == [10, 11, 12]
-    assert admit(1, ends[1], 3) == [10, 11, 13]
-    assert blocks.release(*tables.pop(0)) == 1  # of the first only its last block is not used by the second
-    assert blocks.release(*tables.pop(1)) == 3
-    assert admit(2, ends[2], 5) == [10, 11, 14, 15, 12]  # two free pages, and the one that was idle the longest
-    assert blocks.match(ends[0], 0, 3) == 2
-    assert (blocks.idle, blocks.evictions) == (1, 1)
 
 
 # laws -----------------------------------------------------------------------------------------------------------------

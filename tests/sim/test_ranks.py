@@ -176,17 +176,6 @@ def test_tables_know_experts_on_several_gpus(engine: Any) -> None:
     assert low[0][1] < high[0][1]
 
 
-def test_the_longest_draft_pays() -> None:
-    """A rank whose rows have no drafts yet waits for the drafts of the other."""
-    one = experiment(2, "colocated", f"eagle3-{TARGET}:{TARGET}")
-    result = simulate(one, requests=requests((0, 100, 200), (0.05, 2000, 2)))
-    launches = result.launches
-    drafts, targets = launches["role"] == 0, launches["role"] == 1
-    prompt = np.flatnonzero(targets & (launches["gpu"] == 1))[0]
-    blocked = np.flatnonzero(drafts & (launches["gpu"] == 0) & (launches["end_s"] == launches["start_s"][prompt]))
-    assert blocked.size == 1  # the prompt of one rank begins when the draft of the other ends
-
-
 def test_ranks_are_dealt_as_engines_do() -> None:
     """vLLM and TensorRT-LLM: the rank with the least to do. SGLang: in turn, whatever they have to do."""
 

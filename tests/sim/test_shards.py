@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from itertools import pairwise
-from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pdvsim.sim.config import SHARDED, Experiment, Hardware, Server, Traffic
+from pdvsim.sim.config import SHARDED
 from pdvsim.sim.models.presets import PRESETS, shard
 from pdvsim.sim.prices.cards import GPUS
 from pdvsim.sim.prices.collectives import BAR, all_reduce_s, with_collectives
@@ -18,10 +17,7 @@ from pdvsim.sim.prices.costs import CostModel
 from pdvsim.sim.prices.forward import ForwardTerms
 from pdvsim.sim.prices.links import ALL_REDUCES, LINKS, LinkName
 from pdvsim.sim.prices.transfer import TOKENS, shipped
-from pdvsim.sim.run import simulate
 
-LLAMA = "llama-3.2-1b:llama-3.1-70b"
-FEW = Traffic("random", num_prompts=6, max_concurrency=3, input_len=64, output_len=12)
 NVLINK = LINKS["nvlink4"]
 KIB, MIB = 2**10, 2**20
 # Other times on the same links, as (GPUs, bytes, microseconds): vLLM pull requests 24111 (2 GPUs) and 24532 (4), the
@@ -34,10 +30,6 @@ OTHERS: tuple[tuple[int, float, float], ...] = (
     (8, 2 * KIB, 5.86), (8, 16 * KIB, 6.37), (8, 64 * KIB, 8.2), (8, 128 * KIB, 8.8), (8, 256 * KIB, 10.56),
     (8, 512 * KIB, 11.96), (8, MIB, 14.01),
 )  # fmt: skip
-
-
-def over(gpus: int, arch: str = "colocated", pair: str = LLAMA, **hardware: Any) -> Experiment:
-    return Experiment(arch, FEW, server=Server(pair), hardware=Hardware(tensor_parallel_size=gpus, **hardware))
 
 
 # what a shard is -----------------------------------------------------------------------------------------------------
@@ -138,18 +130,3 @@ def test_a_ring_by_hand() -> None:
     """Four GPUs: six steps, each a quarter of the bytes; 14.1 us for the first and 5.7 for every other."""
     seconds = all_reduce_s(LINKS["pcie4"], 4, 63e6)
     assert seconds == pytest.approx(14.1e-6 + 5 * 5.7e-6 + 6 * 63e6 / 4 / 31.5e9)
-
-
-# what a group is -----------------------------------------------------------------------------------------------------
-
-
-def test_what_does_not_fit_says_over_how_many_it_would() -> None:
-    with pytest.raises(ValueError, match=r"or give --tensor-parallel-size 2$"):
-        simulate(over(1))
-    with pytest.raises(ValueError, match=r"or give --tensor-parallel-size 4$"):
-        simulate(over(1, gpu="l40s"))
-    with pytest.raises(ValueError, match=r"or give --tensor-parallel-size 4$"):
-        simulate(over(2, gpu="l40s"))
-    simulate(over(4, gpu="l40s"))
-    with pytest.raises(ValueError, match=r"smaller models$"):
-        simulate(over(1, gpu="l4", gpu_memory_utilization=0.5))

@@ -37,21 +37,6 @@ def test_mser5_cuts_a_step_where_it_ends(start: int, seed: int, height: float) -
     assert cut <= max(start + 5, 250)
 
 
-def test_mser5_removes_the_bias_of_a_start() -> None:
-    """Autoregressive noise around 30 that begins at 0: means after the cut are less biased than those of the whole."""
-    whole, cut = [], []
-    for seed in range(40):
-        values, level = np.random.default_rng(seed).normal(0, 0.3, 500), -30.0
-        for at, shock in enumerate(values.tolist()):
-            level = 0.95 * level + shock
-            values[at] = 30 + level
-        at = mser5(values)
-        assert at is not None
-        whole.append(values.mean())
-        cut.append(values[at:].mean())
-    assert abs(np.mean(cut) - 30) < 0.25 * abs(np.mean(whole) - 30)
-
-
 def test_what_never_settles_has_no_steady_state() -> None:
     assert mser5(np.arange(500.0)) is None
     assert mser5(np.ones(500)) == 0

@@ -149,6 +149,3 @@ def test_it_gains_alone_and_with_chat_it_loses_in_a_large_batch(data: str, pays:
     assert gains[1] > 1.2
     assert gains[1] > 1.2 * gains[128]
     assert (gains[128] > 1) == pays
-
-
-# commands ------------------------------------------------------------------------------------------------------------

@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import pdvsim
-from pdvsim.view.points import sweep_table
+from pdvsim.view.plots import sweep_table
 from pdvsim.view.style import number_text
 from pdvsim.view.table import DETAIL, TextTable, continued, fitted_table
 

@@ -141,8 +141,13 @@ def _predicted(
     rows = {
         name: {"measured": load.measured[name], "predicted": predicted[name], "error": error}
         for name, error in joined.errors.items()
+        if load.times is not None or name[0] != "p"  # percentiles of lengths that are means say nothing
     }
     facts = _facts(load, experiment, result.meta, predicted)
+    bar, off = result.meta.get("forward_error_bar"), rows.get("mean_tpot_ms", {}).get("error")
+    if bar and off is not None:
+        inside = "inside" if abs(off) <= bar else "outside"
+        facts.insert(0, f"mean TPOT is predicted {off:+.1%}: {inside} the error range of this profile, {bar:.0%}")
     if options.hardware.machine is None and options.hardware.profile is None:
         served = server.pair.rpartition(":")[2] if not load.k else server.pair
         facts.append(
