@@ -157,7 +157,6 @@ class Speedup(Answer):
 
     def _notes(self) -> list[str]:
         ask = self.question
-        servers = [ask.server(name) for name in ask.options]
         gains = {name.drafter: [g.mean for (n, _), g in self.gains.items() if n.drafter == name.drafter]
                  for name in ask.options}  # fmt: skip
         errors = (gain_note(ask.server(name), gains[name.drafter]) for name in ask.options)
@@ -167,7 +166,7 @@ class Speedup(Answer):
             f"with as many requests as a batch has ({ask.base.server.max_num_seqs}) or more, it is one of capacity",
             "a loss from: concurrency from which plain decoding is faster; KV cache: share that drafting takes",
             *dict.fromkeys(note for notes in errors for note in notes),
-            *acceptance_notes(servers),
+            *acceptance_notes(map(ask.server, ask.options)),
         ]
 
 
