@@ -23,7 +23,7 @@ from pdvsim.sim.engines import ENGINES
 from pdvsim.sim.engines.served import unknown_head
 from pdvsim.sim.limits import Fact, Of, flag_of, hints_of, of
 from pdvsim.sim.models.names import Doubt, Note
-from pdvsim.sim.models.presets import pair, same_vocabulary
+from pdvsim.sim.models.presets import HEADS, pair, same_vocabulary
 from pdvsim.sim.models.specs import HeadSpec
 from pdvsim.sim.policies import ARCHS, policy_of
 from pdvsim.sim.prices.cards import NO_NVLINK, gpu
@@ -209,7 +209,7 @@ def _hypothetical(experiment: Experiment) -> tuple[str, ...]:
     engine, doubts = experiment.hardware.predicted_engine, list[str]()
     if engine != "pdvsim" and not SERVED.issuperset([experiment.arch]) and experiment.sides is None:
         doubts.append(f"{experiment.arch} with the kernels of {engine} is a hypothesis: {engine} cannot serve it")
-    if experiment.speculates and (why := unknown_head(experiment)):
+    if experiment.speculates and experiment.server.drafted_by in HEADS and (why := unknown_head(experiment)):
         doubts.append(f"hypothetical: {why}")
     return tuple(doubts)
 

@@ -273,8 +273,9 @@ CEILINGS = {  # lines of Python at most, by room; a change may lower these, neve
 }
 MOST_FILES = {"run": 63, "advise": 102}  # of the product, whose functions one of these executes
 QUESTIONS = {
-    "run": "pdvsim.run(num_prompts=20, request_rate={})",
-    "advise": "pdvsim.advise(request_rate={}, num_prompts=20, num_runs=2, budget=30, jobs=1, goodput=['ttft:500'])",
+    "run": "pdvsim.run(engine='pdvsim', num_prompts=20, request_rate={})",
+    "advise": "pdvsim.advise(engine='pdvsim', request_rate={}, num_prompts=20, num_runs=2, budget=30, jobs=1, "
+    "goodput=['ttft:500'])",
 }
 COUNTED = """
 import sys

@@ -14,7 +14,7 @@ from pdvsim.decide.options import VariedOptions
 from pdvsim.decide.runs import Bench
 from pdvsim.decide.speedup import Speedup, SpeedupQuestion, find_speedup, usual_runs
 from pdvsim.sim.config import Scoring, Server
-from pdvsim.sim.limits import BatchLimit, DraftLength, Jobs, NumRuns, Redefined, Requests
+from pdvsim.sim.limits import BatchLimit, Jobs, LeastDraft, NumRuns, Redefined, Requests
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ class SpeedupCommand(AnswerCommand, VariedOptions):
     pair: Redefined[str] = Server.pair  # as given: a target alone has all its drafters compared
     concurrency: tuple[Requests, ...] = (1, 8, 64, 256)
     """Concurrent requests of closed loops."""
-    num_speculative_tokens: Redefined[tuple[DraftLength, ...]] = (1, 2, 3, 5)
+    num_speculative_tokens: Redefined[tuple[LeastDraft, ...]] = (1, 2, 3, 5)
     """Draft lengths."""
     num_runs: NumRuns = 3
     """Replications of each simulation, with the same seeds."""

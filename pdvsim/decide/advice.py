@@ -499,7 +499,8 @@ class Advice(Answer):
 
     def _surroundings(self, best: Experiment) -> list[str]:
         """Where the decision changes, and failure modes nearby."""
-        name, lines = self.question.name(best), self.flips.lines if self.flips else []
+        name, flips = self.question.name(best), self.flips
+        lines = [flips.sentence(side) for side in flips.sides] if flips is not None else []
         if self.break_even is not None:
             lines.append(f"poor speculation: {self.break_even.text(name)}")
         peak, whole = self.memory(best).values()

@@ -55,11 +55,6 @@ class Contest:
         return bool(self.others) and not self.unsure
 
     @property
-    def margin(self) -> float:
-        """The mean lead over the second; nan where there is none."""
-        return self.leads[self.others[0]].mean if self.others else math.nan
-
-    @property
     def order(self) -> tuple[str, ...]:
         """All contenders, the best first."""
         return self.best, *self.others

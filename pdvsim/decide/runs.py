@@ -245,6 +245,8 @@ def saturated(experiment: Experiment) -> Experiment:
 
 def in_loop(experiment: Experiment, clients: int, prompts: int | None = None) -> Experiment:
     """The same server in a closed loop, measured over `prompts` requests, or as many as the loop needs."""
+    if prompts is not None and prompts < clients:
+        raise ValueError(f"--num-prompts {prompts} are too few for {clients} concurrent requests")
     traffic = replace(experiment.traffic, max_concurrency=clients)
     length = loop_length(traffic, mean_turns(traffic)) if prompts is None else given_length(prompts)
     return with_length(replace(experiment, traffic=traffic), length)

@@ -26,7 +26,7 @@ from pdvsim.decide.report import Answer, Report, asked_lines, plural
 from pdvsim.decide.runs import Bench, in_loop, replications
 from pdvsim.sim.assembly import ServerParts
 from pdvsim.sim.config import Experiment
-from pdvsim.sim.limits import DraftLength, NumRuns, Requests, check_list, check_ranges
+from pdvsim.sim.limits import LeastDraft, NumRuns, Requests, check_list, check_ranges
 from pdvsim.sim.workload.asked import drafter_name
 from pdvsim.view.report.sheet import Showable
 from pdvsim.view.setting import acceptance_notes
@@ -49,7 +49,7 @@ class SpeedupQuestion:
 
     base: Experiment
     drafters: tuple[Contender, ...]
-    lengths: tuple[DraftLength, ...] = (1, 2, 3, 5)
+    lengths: tuple[LeastDraft, ...] = (1, 2, 3, 5)  # without 0, which all are compared with
     concurrency: tuple[Requests, ...] = (1, 8, 64, 256)
     num_runs: NumRuns = 3
     prompts: Requests | None = None  # of a run; None: as many as its closed loop needs
@@ -61,8 +61,6 @@ class SpeedupQuestion:
         check_seeds(self.num_runs)
         if not self.drafters:
             raise ValueError("speedup needs a drafter: none of this model's is known; give --pair or --drafter")
-        if 0 in self.lengths:
-            raise ValueError("num-speculative-tokens must be at least 1: plain decoding is what all are compared with")
         for name in self.options:
             checked(self.server(name))
 
@@ -157,7 +155,6 @@ class Speedup(Answer):
 
     def _notes(self) -> list[str]:
         ask = self.question
-        servers = [ask.server(name) for name in ask.options]
         gains = {name.drafter: [g.mean for (n, _), g in self.gains.items() if n.drafter == name.drafter]
                  for name in ask.options}  # fmt: skip
         errors = (gain_note(ask.server(name), gains[name.drafter]) for name in ask.options)
@@ -167,7 +164,7 @@ class Speedup(Answer):
             f"with as many requests as a batch has ({ask.base.server.max_num_seqs}) or more, it is one of capacity",
             "a loss from: concurrency from which plain decoding is faster; KV cache: share that drafting takes",
             *dict.fromkeys(note for notes in errors for note in notes),
-            *acceptance_notes(servers),
+            *acceptance_notes(map(ask.server, ask.options)),
         ]
 
 

@@ -26,7 +26,7 @@ from pdvsim.bench.stats import Interval, interval
 from pdvsim.decide.capacity import Capacities, Plan
 from pdvsim.decide.capacity_search import find_capacities
 from pdvsim.decide.edge import Ends, edge_of, find_edge, lockstep
-from pdvsim.decide.formula import break_even_rate
+from pdvsim.decide.formula import RATES, break_even_rate
 from pdvsim.decide.race import race
 from pdvsim.decide.runs import Bench, Spent, at_acceptance, load_axis, replications, shortened
 from pdvsim.decide.space import with_best_length
@@ -40,7 +40,6 @@ from pdvsim.sim.workload.acceptance import expected_tokens
 EDGE_CELLS = 8  # an edge is found to this share of the distance between two places
 RUN_SHARE = 0.3  # of what a final run measures
 RATE_CELLS = 32
-RATE_STEPS = 100  # resolution of an equivalent rate
 FEW_RUNS = 3  # replications per step of a search
 CLOSE = 0.05  # precision of the distance to capacity: an advice needs no more
 
@@ -95,12 +94,8 @@ class Flips:
             "probes": [asdict(probe) for _, probe in sorted(self.probes.items())],
         }  # fmt: skip
 
-    @property
-    def lines(self) -> list[str]:
-        """One sentence for each side."""
-        return list(map(self._sentence, self.sides))
-
-    def _sentence(self, side: int) -> str:
+    def sentence(self, side: int) -> str:
+        """What changes on a side."""
         where, way, last = ("above", "up", "highest") if side > 0 else ("below", "down", "lowest")
         unit = {"load": " req/s", "requests": " requests"}.get(self.axis, "")
         name, stands, probe = f"{self.axis} {where} {self.here:.3g}{unit}: ", self.stands(side), self.falls(side)
@@ -244,8 +239,7 @@ def equivalent_rate(rows: Sequence[Row]) -> float:
     drafted = sum(float(row["spec_decode_draft_tokens"]) for row in rows)
     k = max(1, round(drafted / rounds)) if rounds > 0 else 1
     tokens = interval(row["spec_decode_acceptance_length"] for row in rows).mean
-    rates = [cell / RATE_STEPS for cell in range(RATE_STEPS + 1)]
-    return min(rates, key=lambda rate: abs(expected_tokens(rate, k) - tokens))
+    return min(RATES, key=lambda rate: abs(expected_tokens(rate, k) - tokens))
 
 
 def break_even(drafting: Experiment, plain: Experiment, rivalry: Rivalry, bench: Bench) -> BreakEven:

@@ -76,7 +76,7 @@ class Cell:
             return ["none keeps up"]
         drafts = drafts_text(self.settings[self.winner])
         if self.sure:
-            lead = percent(contest.margin) if contest.others else ""
+            lead = percent(contest.leads[contest.others[0]].mean) if contest.others else ""
             return [word for word in (self.winner, f"{drafts} {lead}".strip()) if word]
         alike = [name for name in contest.tied if name != self.winner]
         others = [*alike[:names], *(["…"] if len(alike) > names else [])]
