@@ -23,7 +23,7 @@ from pdvsim.sim.config import Acceptance, Arch, ControllerName, Experiment, Serv
 from pdvsim.sim.core import KINDS, Request
 from pdvsim.sim.records import Result
 from pdvsim.sim.run import simulate
-from pdvsim.sim.workload.requests import Workload
+from pdvsim.sim.workload.requests import make_requests
 
 PAIRS = ("tinyllama-1.1b:llama-2-7b", "qwen2-1.5b:qwen2-7b", "gemma-2b:gemma-7b", "llama-3.2-1b:llama-3.1-8b")
 RATES = (0.3, 0.5, 0.6, 0.8, 0.9)
@@ -104,7 +104,7 @@ def staged(stages: Sequence[tuple[int, float, float]]) -> list[Request]:
             "random", num_prompts=count, request_rate=per_s, input_len=TOKENS, output_len=TOKENS, seed=seed
         )
         begins_s = requests[-1].arrival_s if requests else 0.0
-        for request in Workload(traffic, Acceptance(acceptance_rate=rate)).all():
+        for request in make_requests(traffic, Acceptance(acceptance_rate=rate)):
             requests.append(Request(len(requests), begins_s + request.arrival_s, TOKENS, TOKENS, request.accept_runs))
     return requests
 

@@ -157,11 +157,6 @@ def sides_of(experiment: Experiment) -> list[tuple[str, Served, int]]:
     return list(zip(SIDES, served, experiment.hardware.groups(), strict=True))
 
 
-def counted(count: int, changed: str) -> list[str]:
-    """A note on several engines of one kind."""
-    return [f"start {count} of them, each with {changed} and its own GPUs"] if count > 1 else []
-
-
 def transfer_notes(hardware: Hardware) -> list[str]:
     """How the transfer of the KV cache was simulated."""
     sent = "layer by layer during the prefill" if hardware.kv_transfer == "layers" else "after the prefill"

@@ -21,7 +21,6 @@ from pdvsim.sim.engines.base import (
     GIB,
     Era,
     InferenceEngine,
-    counted,
     line,
     shared_flags,
     shared_notes,
@@ -142,7 +141,8 @@ class Sglang(InferenceEngine):
                 return [one]
             words = one.text.removesuffix(" --enable-mixed-chunk")
             words += f" --port {port} --disaggregation-mode {mode} --disaggregation-transfer-backend nixl"
-            notes = [note for note in one.notes if note != SEPARATE_PREFILL] + counted(count, "another --port")
+            notes = [note for note in one.notes if note != SEPARATE_PREFILL]
+            notes += [f"start {count} of them, each with another --port and its own GPUs"] if count > 1 else []
             blocks += [Block(f"{one.label}, {name}", words, tuple(notes)), *(more if mode == "decode" else [])]
             for at in range(count):
                 router += [f"--{mode}", f"http://localhost:{port + at}"]

@@ -34,7 +34,6 @@ from pdvsim.sim.engines.base import (
     GIB,
     Era,
     InferenceEngine,
-    counted,
     line,
     shared_flags,
     shared_notes,
@@ -156,7 +155,10 @@ class Vllm(InferenceEngine):
                 return [one]
             config = {"kv_connector": "NixlConnector", "kv_role": role}
             words = f"{one.text} --port {port} {line(['--kv-transfer-config', json.dumps(config)])}"
-            notes = [*one.notes, *counted(count, "another --port and VLLM_NIXL_SIDE_CHANNEL_PORT")]
+            notes = list(one.notes)
+            if count > 1:
+                changed = "another --port and VLLM_NIXL_SIDE_CHANNEL_PORT"
+                notes.append(f"start {count} of them, each with {changed} and its own GPUs")
             if side.experiment.hardware.kv_offload_gb:
                 notes.append("name both connectors, of the transfer and of the KV tier, in a MultiConnector")
             blocks.append(Block(f"{one.label}, {name}", words, tuple(notes)))

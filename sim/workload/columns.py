@@ -46,12 +46,12 @@ def columns_of(names: Sequence[str], given: Sequence[str] = ()) -> dict[ColumnRo
     plain = {plain_name(name): name for name in reversed(names)}  # the first of two equal names
     chosen: dict[ColumnRole, str] = {}
     for text in given:
-        what, equals, name = text.partition("=")
-        if what not in GIVEN or not equals or not plain_name(name):
+        what, equals, wanted = text.partition("=")
+        if what not in GIVEN or not equals or not plain_name(wanted):
             raise ValueError(f"--columns takes {', '.join(f'{short}=NAME' for short in SHORT)}, got {text!r}")
         if GIVEN[what] in chosen:
             raise ValueError(f"--columns names {what} twice")
-        chosen[GIVEN[what]] = plain[plain_name(name)]
+        chosen[GIVEN[what]] = plain[plain_name(wanted)]
     free = {name: column for name, column in plain.items() if column not in chosen.values()}
     columns = {role: next((free[name] for name in known if name in free), None) for role, known in NAMES.items()}
     return {role: name for role in NAMES if (name := chosen.get(role) or columns[role]) is not None}

@@ -249,7 +249,8 @@ def _spread(times_s: NDArray[np.float64]) -> NDArray[np.float64]:
     counts = second.transform("size")
     if times_s.min() < A_CLOCK_S or (times_s % 1).any() or counts.max() == 1:
         return times_s
-    return (times_s + second.cumcount() / counts).to_numpy()
+    spread: NDArray[np.float64] = times_s + (second.cumcount() / counts).to_numpy()
+    return spread
 
 
 def _rows(path: str, kind: str) -> Iterator[tuple[int, dict[str, Value]]]:
