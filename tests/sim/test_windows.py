@@ -139,3 +139,31 @@ def test_columns_are_as_they_are_named(tmp_path: Path, capsys: pytest.CaptureFix
             Traffic(dataset_path=path, columns=wrong, use_trace_timestamps=True)
     with pytest.raises(ValueError, match="--columns has no effect here: it belongs to --dataset-name custom"):
         refuse_idle([Experiment(traffic=Traffic(columns=columns))])
+
+
+def test_other_seeds_replay_other_days_of_a_short_log(tmp_path: Path) -> None:
+    """Seed 0 is the log itself; others draw its parts: rows keep their gaps, the rate is the same."""
+    rng = np.random.default_rng(1)
+    gaps_s = np.where(np.arange(400) // 40 % 2, 4.0, 0.5) * rng.exponential(size=400)
+    lines = [(float(at), 20 + number, 5) for number, at in enumerate(np.cumsum(gaps_s))]
+    path = written(tmp_path, "arrival_s,prompt_tokens,output_tokens", lines)
+
+    def sent(seed: int, window: str = "by-seed") -> tuple[Any, Any]:
+        load = Traffic("custom", path, request_rate=10.0, use_trace_timestamps=True, window=window, seed=seed)
+        requests = make_requests(load, Acceptance())
+        return np.array([r.arrival_s for r in requests]), np.array([r.prompt_tokens - 20 for r in requests])
+
+    _, rows = sent(0)
+    assert rows.tolist() == list(range(400))
+    assert all((sent(seed, "all")[1] == rows).all() for seed in (1, 2))
+    log_s = np.cumsum(gaps_s)
+    for seed in (1, 2, 3):
+        other_s, others = sent(seed)
+        assert len(others) == 400
+        assert others.tolist() != rows.tolist()
+        assert 400 / other_s[-1] == pytest.approx(10.0, rel=0.1)
+        following = np.flatnonzero(np.diff(others) == 1)
+        assert len(following) > 350  # of one part
+        gaps, own = np.diff(other_s)[following], np.diff(log_s)[others[following]]
+        assert gaps == pytest.approx(gaps.sum() / own.sum() * own, abs=1e-4)
+    assert (sent(2)[0] == sent(2)[0]).all()
