@@ -19,7 +19,9 @@ from pdvsim.sim.config import Acceptance, Arch, Experiment
 from pdvsim.sim.limits import Gpus, RequestRate, Requests, Share, of
 from pdvsim.sim.models.names import card_name
 from pdvsim.sim.models.presets import pair_name
+from pdvsim.sim.policies import USUAL_ARCHS
 from pdvsim.sim.prices.cards import GPUS
+from pdvsim.sim.prices.options import SERVED
 from pdvsim.sim.relevance import applicable
 from pdvsim.sim.workload.asked import usual_acceptance
 
@@ -56,6 +58,10 @@ class MapCommand(AnswerCommand, DecisionOptions):
     """Also compare each architecture with this one: metrics and paired differences."""
     output: str | None = None
     """Folder for table, JSON and plots; default: results/map-DATE-TIME."""
+
+    @property
+    def named(self) -> tuple[Arch, ...]:
+        return self.arch or (() if self.against in (None, *SERVED) else USUAL_ARCHS)
 
     @property
     def archs(self) -> tuple[Arch, ...]:

@@ -61,6 +61,8 @@ class RealrunCommand(RunCommand):
             raise ValueError(f"--iteration-log needs one lane: --arch {' or '.join(fitting)}")
         if elsewhere and (self.probe or self.trace_out or (self.iteration_log and engine != "vllm")):
             raise ValueError(f"--probe, --trace-out and --iteration-log need launches, which --engine {engine} hides")
+        if elsewhere:
+            server_line(experiment)  # refuses what the engine cannot serve
         vet([experiment])
         try:
             import torch

@@ -80,7 +80,7 @@ class DecisionOptions(VariedOptions):
 
     without: ClassVar[tuple[str, ...]] = ("max_concurrency", "warmup_requests", "steady", "band", "detailed")
 
-    arch: tuple[Arch, ...] = USUAL_ARCHS
+    arch: tuple[Arch, ...] = ()
     """Serving architectures to compare; default: autoregressive and colocated, which engines serve, and with --engine
     pdvsim, the only one that has lanes, pd and pdv."""
     attainment: LeastShare = ATTAINMENT
@@ -113,10 +113,6 @@ class DecisionOptions(VariedOptions):
     def archs(self) -> tuple[Arch, ...]:
         """The architectures that are named, else those that the engine can serve on one GPU."""
         return self.named or (USUAL_ARCHS if self.hardware.is_own else USUAL_ARCHS[:2])
-
-    @property
-    def named(self) -> tuple[Arch, ...]:
-        return () if self.arch == USUAL_ARCHS else self.arch
 
     @property
     def fleet_archs(self) -> tuple[Arch, ...]:

@@ -72,7 +72,7 @@ def comparison_table(
         rows.append(row | {"stability": stability_text(entry)})
     means = [title for title, _ in reversed(columns) if title.startswith("mean")]
     unjudged = all(row["stability"] in UNJUDGED for row in rows)
-    spare = ("req/s", *(["stability"] if unjudged else []), *means, DETAIL, "tok/round")
+    spare = ("req/s", "goodput", *(["stability"] if unjudged else []), *means, DETAIL, "tok/round")
     notes = [*dict.fromkeys(map(founded, entries)), *uncertainty(entries)]
     if leads:
         first = differences[0]["against"]

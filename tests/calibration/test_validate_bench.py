@@ -28,7 +28,7 @@ def served(k: int, host: Host = USUAL, **traffic: Any) -> Result:
 
 
 def compared(capsys: pytest.CaptureFixture[str], path: str, *more: str) -> dict[str, Any]:
-    assert main(["validate", "--bench", path, *more, "--pair", PAIR, "--json"]) == 0
+    assert main(["validate", "--bench", path, *more, "--engine", "pdvsim", "--pair", PAIR, "--json"]) == 0
     document: dict[str, Any] = json.loads(capsys.readouterr().out)
     return document
 

@@ -142,12 +142,17 @@ def test_what_does_not_go_together_is_refused(
     assert says in capsys.readouterr().err.splitlines()[-1]
 
 
+def asked(options: dict[str, Any]) -> Experiment:
+    given = build(AskedExperiment, options)
+    return given.experiment(given.arch)
+
+
 def test_the_default_is_what_was_recorded_of_the_drafter() -> None:
-    assert build(AskedExperiment, {"pair": EAGLE3}).asked().acceptance.acceptance_model == "sharegpt-eagle3"
-    assert build(AskedExperiment, {"pair": PAIR}).asked().acceptance == Acceptance()
-    assert build(AskedExperiment, {"pair": EAGLE3, "acceptance_rate": 0.6}).asked().acceptance == Acceptance()
+    assert asked({"pair": EAGLE3}).acceptance.acceptance_model == "sharegpt-eagle3"
+    assert asked({"pair": PAIR}).acceptance == Acceptance()
+    assert asked({"pair": EAGLE3, "acceptance_rate": 0.6}).acceptance == Acceptance()
     spread = {"pair": PAIR, "acceptance_concentration": 5.0}
-    assert build(AskedExperiment, spread).asked().acceptance == Acceptance(0.6, 5.0)
+    assert asked(spread).acceptance == Acceptance(0.6, 5.0)
     assert usual_acceptance("ngram:llama-3.1-8b", Traffic("random")).acceptance_model == "sharegpt-ngram"
     assert usual_acceptance("mtp-llama-3.1-8b:llama-3.1-8b", Traffic()) == Acceptance()
 
@@ -159,7 +164,7 @@ MTP = {"deepseek-v3": 3.18, "glm-4.5-air": 1.84, "glm-4.6": 1.84, "mimo-7b": 2.0
 @pytest.mark.parametrize("target", MTP)
 def test_the_acceptance_of_a_models_own_mtp_is_the_published_one_and_its_source_is_named(target: str) -> None:
     for name in (target, f"{target}-fp8") if target != "deepseek-v3" else (target,):
-        experiment = build(AskedExperiment, {"model": name, "drafter": "mtp"}).asked()
+        experiment = asked({"model": name, "drafter": "mtp"})
         assert experiment.server.pair == f"mtp-{name}:{name}"
         assert mean_tokens(experiment.acceptance, 7) == pytest.approx(MTP[target], abs=0.03)
         assert can_load("mtp", name)

@@ -60,9 +60,8 @@ def test_five_lines_of_toml_are_a_card(tmp_path: Path, capsys: pytest.CaptureFix
     path.write_text(CARD)
     card = gpu(str(path))
     assert (card.name, card.measured, card.flops_per_s) == ("my-card", False, 210e12)
-    assert (
-        main(["run", "--gpu", str(path), "--num-prompts", "8", "--output-len", "8", "--input-len", "16", "--json"]) == 0
-    )
+    small = ["--num-prompts", "8", "--output-len", "8", "--input-len", "16", "--json"]
+    assert main(["run", "--engine", "pdvsim", "--gpu", str(path), *small]) == 0
     document = json.loads(capsys.readouterr().out)
     assert document["foundation"].startswith("transferred")
     assert document["output_throughput_low"] < document["output_throughput"] < document["output_throughput_high"]

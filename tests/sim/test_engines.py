@@ -169,16 +169,19 @@ def test_the_architectures_decide_whose_figures_these_are_and_never_the_card(car
     assert engine("colocated", engine="pdvsim") == engine("colocated", profile="roofline") == "pdvsim"
 
 
+def asked(options):
+    given = build(AskedExperiment, options)
+    return given.experiment(given.arch)
+
+
 def test_the_chunk_is_the_engines_own():
     """vLLM's arg_utils.py and SGLang's server_args.py."""
     cards = ("l40s", "a100-80gb", "h100-sxm", "h200", "b200")
     assert [VLLM.chunk(gpu(card)) for card in cards] == [2048, 2048, 8192, 8192, 8192]
     assert [SGLANG.chunk(gpu(card)) for card in cards] == [4096, 8192, 8192, 8192, 16384]
-    assert build(AskedExperiment, {"gpu": "h100"}).asked().server.max_num_batched_tokens == 8192
-    assert build(AskedExperiment, {"gpu": "h100", "max_num_batched_tokens": 512}).asked().server == Server(
-        max_num_batched_tokens=512
-    )
-    assert build(AskedExperiment, {"arch": "pdv"}).asked().server == Server()
+    assert asked({"gpu": "h100"}).server.max_num_batched_tokens == 8192
+    assert asked({"gpu": "h100", "max_num_batched_tokens": 512}).server == Server(max_num_batched_tokens=512)
+    assert asked({"arch": "pdv"}).server == Server()
 
 
 @pytest.mark.parametrize("engine", ["vllm", "sglang", "trtllm"])

@@ -42,7 +42,7 @@ def test_a_narrow_terminal_keeps_the_tail_and_the_label(
     for row in table.rows:
         assert {row["arch"], *row["stability"].split()} <= set(shown)
         assert any(word.startswith(row["P99 TTFT ms"].split(".")[0]) for word in shown)
-    assert f" {columns} columns: tok/round" in lines[-1]
+    assert f" {columns} columns: req/s" in lines[-1]
 
 
 def test_brackets_that_are_left_out_are_not_explained(monkeypatch: pytest.MonkeyPatch) -> None:
