@@ -36,8 +36,10 @@ class Question:
     def __post_init__(self) -> None:
         check_seeds(self.num_runs)
         check_ranges(self)
-        space = self.space
-        vet(one for start in space.starts(self.base) for one in (*space.drafts(start), *space.varied(start)))
+        space, base = self.space, self.base
+        starts = [start for one in self.contenders for start in space.starts(one.of(base), (one.arch,))]
+        starts = starts or space.starts(base)
+        vet(one for start in starts for one in (*space.drafts(start), *space.varied(start)))
 
     def name(self, candidate: Experiment) -> str:
         """Name of the contender with these settings."""

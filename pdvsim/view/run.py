@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 from pdvsim.bench.sweep import flatten
 from pdvsim.common.version import __version__
 from pdvsim.view.figure import chart_figure
-from pdvsim.view.serving import levels_text
 from pdvsim.view.setting import acceptance_source, is_assumed, seeds_text, setting_line
 
 if TYPE_CHECKING:
@@ -70,6 +69,8 @@ class Run:
     @property
     def values(self) -> dict[str, Any]:
         """The metrics as one flat level, with the setting, as the tables print them."""
+        from pdvsim.view.serving import levels_text
+
         experiment = self.result.experiment
         load = {"request_rate": experiment.traffic.request_rate, "max_concurrency": experiment.traffic.max_concurrency}
         meta = self.result.meta

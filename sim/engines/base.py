@@ -83,9 +83,8 @@ class InferenceEngine:
 
     def error(self, card: str) -> EngineError | None:
         """The errors of predictions on a card; of all cards where few servers were measured on this one."""
-        if card in self.errors:
-            return self.errors[card]
-        return replace(self.errors["any"], here=False) if "any" in self.errors else None
+        usual = replace(self.errors["any"], here=False) if "any" in self.errors else None
+        return self.errors.get(card, usual)
 
     def commands(self, served: Served) -> list[Block]:
         """What starts the server, its own configuration files included; none where pdvsim writes no command."""

@@ -27,7 +27,7 @@ from pdvsim.sim.engines.base import (
     sides_of,
     transfer_notes,
 )
-from pdvsim.sim.engines.served import Block, Served, checkpoint, drafter_checkpoint, is_fp8, unknown_head
+from pdvsim.sim.engines.served import Block, Served, checkpoint, drafter_checkpoint, is_fp8
 from pdvsim.sim.models.specs import GpuSpec
 from pdvsim.sim.prices.options import Hardware
 from pdvsim.sim.prices.steps import EngineError, EngineStep, GraphSizes
@@ -159,7 +159,7 @@ def _lacks(served: Served) -> str:
         return "it has no flag for adaptive verification of these drafts"
     if kind == "model" and draft.vocab != target.vocab:
         return f"it rejects vocabularies of different size ({draft.vocab:,} and {target.vocab:,})"
-    if kind in ("pard", "p-eagle") and not unknown_head(served.experiment):
+    if kind in ("pard", "p-eagle"):
         return f"it has no flag for {kind}: of parallel drafters it serves dflash"
     return LOOKUPS.get(kind, "")
 

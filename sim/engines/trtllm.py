@@ -40,10 +40,7 @@ class TensorrtLlm(InferenceEngine):
     graphs = GraphSizes((1, 2, 4, *range(8, 129, 8), *range(192, 4097, 64)))  # with enable_padding
     pads = "TensorRT-LLM with enable_padding pads the requests of a step to 1, 2, 4, multiples of 8 up to 128 and of 64"
     lowest_k = 1
-    at_0 = (
-        "lowest k is 1: at k=0 TensorRT-LLM leaves the drafter's KV cache stale, and later drafts are rejected "
-        "(TensorRT-LLM pull request 16888)"
-    )
+    at_0 = "lowest k is 1: at 0 the drafter's KV cache goes stale, and later drafts fail (its pull request 16888)"
     sends_first_token = True
     eras, errors = ERAS, ERRORS
 

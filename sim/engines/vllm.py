@@ -151,14 +151,10 @@ class Vllm(InferenceEngine):
         blocks, hosts = [], []
         for (name, side, count), role, port in zip(sides_of(experiment), ROLES, PORTS, strict=True):
             [one] = self.commands(side)
-            if not one.text:
-                return [one]
             config = {"kv_connector": "NixlConnector", "kv_role": role}
             words = f"{one.text} --port {port} {line(['--kv-transfer-config', json.dumps(config)])}"
-            notes = list(one.notes)
-            if count > 1:
-                changed = "another --port and VLLM_NIXL_SIDE_CHANNEL_PORT"
-                notes.append(f"start {count} of them, each with {changed} and its own GPUs")
+            changed = f"start {count} of them, each with its own GPUs, --port and VLLM_NIXL_SIDE_CHANNEL_PORT"
+            notes = [*one.notes, *([changed] if count > 1 else [])]
             if side.experiment.hardware.kv_offload_gb:
                 notes.append("name both connectors, of the transfer and of the KV tier, in a MultiConnector")
             blocks.append(Block(f"{one.label}, {name}", words, tuple(notes)))
@@ -223,9 +219,9 @@ def _varying_notes(served: Served) -> list[str]:
     """Notes on draft lengths by batch size."""
     one = f"k={served.k}" if served.k else "no drafter"
     faster = f"the table is {served.single_lost:.1%} faster than {one} throughout"
-    piecewise = served.experiment.server.drafted_by == "model"
+    notes = ["with a draft model vLLM's V1 runner uses piecewise CUDA graphs"]
     return [
-        *(["with a draft model vLLM's V1 runner uses piecewise CUDA graphs"] if piecewise else []),
+        *(notes if served.experiment.server.drafted_by == "model" else []),
         "vLLM counts all requests of a step, those in prefill included",
         *([] if math.isnan(served.single_lost) else [faster]),
         "vLLM's tests of the table are with EAGLE and DFlash: measure at the edges of the ranges (issue 49548)",

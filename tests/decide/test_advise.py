@@ -251,7 +251,7 @@ def test_the_command_saves_and_prints(capsys: pytest.CaptureFixture[str], tmp_pa
 def test_a_notebook_shows_the_answer_and_gets_its_rows() -> None:
     advice = whole_advice()
     shown = advice._repr_html_()
-    assert '<p class="headline"><b>Start 1 GPU (h200) as one vLLM server' in shown
+    assert '<p class="headline"><b>Start 1 GPU (h200) as one pdvsim server' in shown
     assert shown.index("Recommendation") < shown.index("Candidates") < shown.index("<details>")
     rows = advice.points
     assert len(rows) == sum(map(len, advice.finals.values()))
