@@ -8,7 +8,9 @@ from typing import Any, Literal
 
 from pdvsim.sim.config import Acceptance, Arch, Experiment, Hardware, Host, Scoring, Server, Traffic
 from pdvsim.sim.core import LOOKED_UP
+from pdvsim.sim.engines import ENGINES
 from pdvsim.sim.limits import Redefined, Share, Tokens, check_ranges
+from pdvsim.sim.prices.cards import gpu
 from pdvsim.sim.workload.asked import drafter_name, usual_acceptance
 
 PresetName = Literal["pd-verify"]
@@ -91,12 +93,8 @@ class ExperimentOptions:
 
 def usual_chunk(hardware: Hardware) -> int:
     """Prompt tokens per forward that the engine takes by default."""
-    if hardware.predicted_engine == "pdvsim" or hardware.profile:
-        return Server.max_num_batched_tokens
-    from pdvsim.sim.engines import ENGINES
-    from pdvsim.sim.prices.cards import gpu
-
-    return ENGINES[hardware.predicted_engine].chunk(gpu(hardware.gpu))
+    own = hardware.predicted_engine == "pdvsim" or hardware.profile
+    return Server.max_num_batched_tokens if own else ENGINES[hardware.predicted_engine].chunk(gpu(hardware.gpu))
 
 
 def preset_settings(name: PresetName, given: Mapping[str, Any], known: Collection[str]) -> dict[str, Any]:
