@@ -104,6 +104,8 @@ def gain_ranged(experiment: Experiment, gain: Interval) -> Ranged:
 def gain_note(experiment: Experiment, gains: Sequence[float]) -> list[str]:
     """How far off such gains by drafting were on held-out pairs of its engine, as a line; none if not measured."""
     known = held_out_gains(experiment)
+    if known is None and gains and experiment.hardware.predicted_engine != "pdvsim":
+        return ["gains by such drafts were not tested on held-out pairs of servers: the range is that of other leads"]
     if not gains or known is None:
         return []
     low, high = known["ratio_range"]
