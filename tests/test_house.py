@@ -255,21 +255,21 @@ def test_a_test_file_has_a_name_of_its_own() -> None:
 
 
 CEILINGS = {  # lines of Python at most, by room; a change may lower these, never raise one
-    "sim and setup": (2514, ("sim", "sim/setup")),
-    "models and prices": (5952, ("sim/models/", "sim/prices/")),
+    "sim and setup": (2497, ("sim", "sim/setup")),
+    "models and prices": (5581, ("sim/models/", "sim/prices/")),
     "engines": (962, ("sim/engines/",)),
     "machine": (2509, ("sim/machine/",)),
-    "policies": (2808, ("sim/policies/",)),
-    "workload": (2358, ("sim/workload/",)),
-    "metrics": (1411, ("sim/metrics/",)),
-    "bench": (2342, ("pdvsim/bench/",)),
+    "policies": (2804, ("sim/policies/",)),
+    "workload": (2216, ("sim/workload/",)),
+    "metrics": (1378, ("sim/metrics/",)),
+    "bench": (2112, ("pdvsim/bench/",)),
     "decide": (5843, ("pdvsim/decide/",)),
-    "view": (4642, ("pdvsim/view/", "pdvsim/live/")),
-    "commands": (4474, ("pdvsim", "pdvsim/cli/", "pdvsim/common/")),
+    "view": (4368, ("pdvsim/view/", "pdvsim/live/")),
+    "commands": (4390, ("pdvsim", "pdvsim/cli/", "pdvsim/common/")),
     "realrun and profiler": (7034, ("realrun/", "profiler/")),
-    "calibration": (5699, ("calibration/", "pdvsim/published/")),
-    "studies": (4577, ("studies/",)),
-    "tests": (28508, ("tests/",)),
+    "calibration": (5384, ("calibration/", "pdvsim/published/")),
+    "studies": (4572, ("studies/",)),
+    "tests": (25292, ("tests/",)),
 }
 MOST_FILES = {"run": 63, "advise": 102}  # of the product, whose functions one of these executes
 QUESTIONS = {

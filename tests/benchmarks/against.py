@@ -66,7 +66,7 @@ def main() -> None:
                 for name, load in LOADS.items():
                     if arch == "autoregressive" and "controller" in load:
                         continue
-                    flags = {"arch": arch, "pair": "tinyllama-1.1b:llama-2-7b", **load}
+                    flags = {"arch": arch, "engine": "pdvsim", "pair": "tinyllama-1.1b:llama-2-7b", **load}
                     pairs = [(seconds(tree, flags), seconds(ROOT, flags)) for _ in range(args.repeats)]
                     then, now = (min(side) for side in zip(*pairs, strict=True))
                     ratios = [a / b for a, b in pairs]
