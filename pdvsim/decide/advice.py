@@ -188,7 +188,7 @@ class Advice(Answer):
         if best is None or contest is None:
             return Report("Advice", lead, ask.base, [("", [self._undecided()])], document, stopped)
         expected = {key: self.expects(key) for key in self._metrics.values()}
-        tiles = {label: positive(expected[key]) for label, key in self._metrics.items() if key in TILE_METRICS}
+        tiles = {label: self._shown(key) for label, key in self._metrics.items() if key in TILE_METRICS}
         missed = f"meets {ask.goal.levels_text}" if ask.goal.levels else "keeps up"
         heading = "Recommendation" if self.met else f"Nothing {missed} at {load}; closest:"
         nearest = nearest_pair(self._drafting, clients_of(self.rows))
@@ -197,7 +197,7 @@ class Advice(Answer):
             ("Asked", [*asked_lines(best, self.compared.values(), self.rows), *nearest]),
             (CANDIDATES, [self._candidates(best, contest), *self._compared(best)]),
             ("Why", self._why(best, contest)),
-            ("Expected", [self._expected(expected)]),
+            ("Expected", [self._expected()]),
             (FLIPS, self._surroundings(best)),
             ("To run it", [Deployment(self.deployment)]),
             ("Method", self._notes(best)),
@@ -388,18 +388,17 @@ class Advice(Answer):
             notes += [f"note: {note}" for note in acceptance_notes(c for c in decisive.values() if kind(c))]
         return notes
 
-    def _expected(self, expected: dict[str, Interval]) -> TextTable:
+    def _shown(self, key: str) -> str:
+        """A metric of the recommendation, a latency with the error of the model too."""
+        assert self.recommended is not None
+        latency = key.endswith("_ms")
+        return ranged_of(self.recommended, self.rows, key).text(decimals=2) if latency else positive(self.expects(key))
+
+    def _expected(self) -> TextTable:
         rows, seed = self.rows, self.question.base.traffic.seed
         mean, first = f"mean of {len(rows)} seeds", f"seed {seed} (command below)"
-        assert self.recommended is not None
         lines = [
-            {
-                "metric": label,
-                mean: ranged_of(self.recommended, rows, key).text(decimals=2)
-                if key.endswith("_ms")
-                else positive(expected[key]),
-                first: cell(rows[0].get(key)),
-            }
+            {"metric": label, mean: self._shown(key), first: cell(rows[0].get(key))}
             for label, key in self._metrics.items()
         ]
         return TextTable([line for line in lines if line[first] != "-"])
@@ -475,7 +474,8 @@ class Advice(Answer):
         shared, lines = self._shared(best), list[str | Showable]()
         lines += [f"All with {', '.join(shared)}."] if shared else []
         lines.append(
-            "In parentheses: between these ends with the errors of seeds and of the model; ± is over seeds alone."
+            "In parentheses: between these ends with the errors of seeds and of the model; ± is over seeds alone. "
+            "Autoregressive: without drafts. Colocated: drafts, verifies and prefills in the steps of one batch."
         )
         if self.refused:  # the document names them
             counts = Counter(self.refused.values()).items()
