@@ -299,7 +299,7 @@ def test_runs_are_paired_by_seed_and_measured_after_the_first_batch() -> None:
 
 
 COMMAND = ["draft-table", "--dataset-name", "random", "--input-len", "64", "--output-len", "16", "--max-num-seqs", "8"]
-QUICK = ["--num-prompts", "6", "--num-runs", "2", "--jobs", "1"]
+QUICK = ["--num-prompts", "8", "--num-runs", "2", "--jobs", "1"]
 
 
 def test_the_document_the_file_and_python_agree(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -310,7 +310,7 @@ def test_the_document_the_file_and_python_agree(tmp_path: Path, capsys: pytest.C
     assert json.loads(path.read_text(encoding="utf-8")) == document
     assert str(path) in captured.err
     table = pdvsim.draft_table(
-        dataset_name="random", input_len=64, output_len=16, max_num_seqs=8, num_prompts=6, num_runs=2, jobs=1
+        dataset_name="random", input_len=64, output_len=16, max_num_seqs=8, num_prompts=8, num_runs=2, jobs=1
     )
     again = json.loads(dumps(table.report().document))
     assert {key for key in document if document[key] != again[key]} <= {"spent_s"}

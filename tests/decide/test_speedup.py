@@ -83,7 +83,7 @@ def test_measured_servers_are_on_the_picture(answer: Speedup) -> None:
 
 
 def test_the_command_says_what_to_do_at_each_load(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    load = ["--dataset-name", "random", "--input-len", "64", "--output-len", "32", "--num-prompts", "40"]
+    load = ["--dataset-name", "random", "--input-len", "64", "--output-len", "32", "--num-prompts", "64"]
     flags = ["--concurrency", "1,64", "--num-speculative-tokens", "2", "--num-runs", "2", "-o", str(tmp_path / "out")]
     assert main(["speedup", "--model", "qwen3-8b", "--gpu", "h200", *load, *flags]) == 0
     text = capsys.readouterr().out
