@@ -32,6 +32,8 @@ REFUSED = [  # what the line must name: the option, its value, its limit, or wha
     ("run --num-prompts １０", "--num-prompts １０"),
     ("run --arch pdx", "pdx pd? autoregressive"),
     ("run --goodput ttfx:5", "goodput ttfx"),
+    ("run --goodput p99_ttft:0.5", "milliseconds p99_ttft:500"),
+    ("speedup --num-prompts 3", "--num-prompts 8 concurrent"),
     ("run --dataset-name azure", "--dataset-path"),
     ("run --config /no/such.toml", "/no/such.toml"),
     ("run --dataset-name mooncake --dataset-path /no/such.jsonl", "/no/such.jsonl"),

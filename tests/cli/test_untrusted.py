@@ -101,3 +101,13 @@ def test_a_file_of_flags_names_no_policy_in_any_form(capsys: pytest.CaptureFixtu
         assert main(["sweep", "--config", "flags.toml", "--dry-run"]) == 2
         assert not Path("executed").exists()
     assert capsys.readouterr().err.count("is a policy file") == 2
+
+
+def test_a_file_of_flags_does_not_say_what_is_written(capsys: pytest.CaptureFixture[str]) -> None:
+    Path("victim.json").write_text("mine")
+    Path("flags.toml").write_text('arch = "pdv"\nnum_prompts = 5\noutput = "victim.json"\noverwrite = true\n')
+    assert main(["run", "--config", "flags.toml"]) == 2
+    assert "give it on the command line" in capsys.readouterr().err
+    assert Path("victim.json").read_text() == "mine"
+    Path("flags.toml").write_text('arch = "pdv"\nnum_prompts = 5\n')
+    assert main(["run", "--config", "flags.toml", "-o", "victim.json", "--overwrite"]) == 0

@@ -63,6 +63,12 @@ def test_one_seed_gives_the_same_bytes_on_another_day(tmp_path: Path, monkeypatc
     assert {name for name in one if one[name] != other[name]} <= {"date"}
 
 
+def test_a_link_without_a_folder_says_where_it_leads(tmp_path: Path) -> None:
+    (tmp_path / "link").symlink_to(tmp_path / "nowhere" / "file")
+    with pytest.raises(OSError, match=r"is a link to .*nowhere/file, whose folder does not exist"):
+        check_writable(tmp_path / "link")
+
+
 def test_a_link_is_followed_and_stays(tmp_path: Path) -> None:
     (tmp_path / "link").symlink_to(tmp_path / "file")
     write_whole(tmp_path / "link", b"through")

@@ -13,6 +13,7 @@ import pytest
 
 import pdvsim
 from pdvsim.bench.stats import Interval
+from pdvsim.calibration.validate.speculation import read_pairs
 from pdvsim.cli import main
 from pdvsim.decide.error import gain_ranged
 from pdvsim.decide.figures import speedup_figure
@@ -21,6 +22,7 @@ from pdvsim.decide.runs import Bench
 from pdvsim.decide.speedup import Drafting, Speedup, SpeedupQuestion, find_speedup, measured_pairs
 from pdvsim.sim.config import Acceptance, Experiment, Hardware, Server, Traffic
 from pdvsim.sim.run import simulate
+from pdvsim.view.validation import nearest_pair
 
 HEAD = "eagle3-llama-3.1-8b:llama-3.1-8b"
 TRAFFIC = Traffic("random", input_len=64, output_len=48, random_range_ratio=0.3)
@@ -101,3 +103,16 @@ def test_the_command_says_what_to_do_at_each_load(capsys: pytest.CaptureFixture[
 def test_what_cannot_be_compared_is_refused(flags: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["speedup", "--model", "llama-3.1-8b", *flags]) == 2
     assert len(capsys.readouterr().err.splitlines()) == 1
+
+
+def test_what_was_measured_nearest_is_of_this_model_or_says_so() -> None:
+    def nearest(pair: str, clients: float) -> list[str]:
+        return nearest_pair(Experiment(server=Server(pair, 2), hardware=Hardware("h200", engine="vllm")), clients)
+
+    assert len(nearest(HEAD, 64)) == 1
+    assert "of another model" not in nearest(HEAD, 64)[0]
+    assert "of another model" in nearest("eagle3-qwen3-8b:qwen3-8b", 64)[0]
+    mixture = nearest("eagle3-qwen3-30b-a3b:qwen3-30b-a3b", 64)
+    gains = [p.measured["speedup"] for p in read_pairs() if p.method == "eagle3" and "30b-a3b" in p.target]
+    assert min(gains) < 1 < max(gains), "which is why an answer says it"
+    assert mixture[1].startswith("a mixture of experts")

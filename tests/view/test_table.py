@@ -122,3 +122,11 @@ def test_headings_stand_above_the_first_of_their_rows_printed_and_on_a_page() ->
     assert [line.split()[0] for line in str(table).splitlines()] == ["arch", "-" * 11, "0.5", "pd", "pdv", "0.9", "pd"]
     cells = re.findall(r">([^<>]+)<", table.html())
     assert cells == ["arch", "tok/s", "0.5 &amp; less", "pd", "0", "pdv", "1", "0.9", "pd", "2"]
+
+
+def test_a_run_says_which_service_levels_it_meets() -> None:
+    load = {"arch": "pdv", "num_prompts": 40, "request_rate": 4}
+    text = pdvsim.run(goodput=["ttft:500", "tpot:1.5"], **load).table()
+    assert "misses ttft:500 tpot:1.5 (0.0% of the requests)" in " ".join(text.split())
+    run = pdvsim.run(goodput=["p99_ttft:400"], **load)
+    assert f"meets p99_ttft:400 ({run.metrics['p99_ttft_ms']:.1f} ms)" in " ".join(run.table().split())
