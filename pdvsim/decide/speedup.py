@@ -24,6 +24,7 @@ from pdvsim.decide.fleet import Contender
 from pdvsim.decide.race import check_seeds
 from pdvsim.decide.report import Answer, Report, asked_lines, plural
 from pdvsim.decide.runs import Bench, in_loop, replications
+from pdvsim.decide.space import settings_text
 from pdvsim.sim.assembly import ServerParts
 from pdvsim.sim.config import Experiment
 from pdvsim.sim.limits import LeastDraft, NumRuns, Requests, check_list, check_ranges
@@ -126,7 +127,7 @@ class Speedup(Answer):
         lines: list[str | Showable] = ["no pair of runs has finished"]
         if self.gains:
             lines = [TextTable([self._row(name) for name in options]), *self._notes()]
-        headline = [self._best_line(load) for load in ask.concurrency if self.best(load) is not None]
+        headline = [_best_line(load, *found) for load in ask.concurrency if (found := self.best(load)) is not None]
         stopped = f"{len(self.gains)} gains are known" if self.interrupted else ""
         sections: list[tuple[str, list[str | Showable]]] = [(title, [*headline]), ("Gains", lines)]
         if self.gains:
@@ -134,16 +135,6 @@ class Speedup(Answer):
             nearest = dict.fromkeys(line for one in servers for line in nearest_pair(one, max(ask.concurrency)))
             sections.append(("Asked", [*asked_lines(ask.base, servers, self.rows), *nearest]))
         return Report("Speed-up", f"{title}.", ask.base, sections, document, stopped, not self.gains)
-
-    def _best_line(self, load: int) -> str:
-        found = self.best(load)
-        assert found is not None
-        (drafter, k), gain = found
-        where = f"{load} concurrent"
-        if gain.mean <= 1:
-            return f"{where}: do not draft: the best, {drafter} with k={k}, is {gain.text(decimals=2)} times as fast"
-        doubt = "" if gain.low > 1 else ", which may be a loss"
-        return f"{where}: {drafter}, k={k}: {gain.text(decimals=2)} times as fast as plain decoding{doubt}"
 
     def _row(self, name: Drafting) -> dict[str, str]:
         gains = {load: self.ranged(name, load) for load in self.question.concurrency}
@@ -161,11 +152,20 @@ class Speedup(Answer):
         return [
             f"output tokens per second over those of plain decoding, {plural(ask.num_runs, 'seed')} each, paired; in "
             "parentheses with the errors of seeds and of the model",
-            f"with as many requests as a batch has ({ask.base.server.max_num_seqs}) or more, it is one of capacity",
+            f"all with {', '.join(settings_text(ask.server(None))[1:])}, not tuned; a full batch shows capacity",
             "a loss from: concurrency from which plain decoding is faster; KV cache: share that drafting takes",
             *dict.fromkeys(note for notes in errors for note in notes),
             *acceptance_notes(map(ask.server, ask.options)),
         ]
+
+
+def _best_line(load: int, name: Drafting, gain: Ranged) -> str:
+    """What to do at a load."""
+    fast = f"{gain.text(decimals=2)} times as fast"
+    if gain.mean <= 1:
+        return f"{load} concurrent: do not draft: the best, {name.drafter} with k={name.k}, is {fast}"
+    doubt = "" if gain.low > 1 else ", which may be a loss"
+    return f"{load} concurrent: {name.drafter}, k={name.k}: {fast} as plain decoding{doubt}"
 
 
 def measured_pairs(servers: Iterable[Experiment]) -> dict[Drafting, list[MeasuredPair]]:
