@@ -66,7 +66,7 @@ def comparison_table(
         for title, key in columns:
             row[title] = banded(entry, key) if key in BANDED else cell(entry.get(key))
             if key == "request_goodput":
-                row["meet levels %"] = cell(100 * mean_of(entry[key], 0.0) / mean_of(entry["request_throughput"], 1.0))
+                row["in time %"] = cell(100 * mean_of(entry[key], 0.0) / mean_of(entry["request_throughput"], 1.0))
             if leads and key == "output_throughput":
                 row["E2EL %" if latency else "gain %"] = leads.get(_row_key(entry, varied), "")
         rows.append(row | {"stability": stability_text(entry)})
