@@ -19,7 +19,7 @@ from pdvsim.realrun.memory import LaneRole
 from pdvsim.sim.config import Server
 from pdvsim.sim.core import Role
 from pdvsim.sim.machine.lane import HIGHEST, PRIORITY
-from pdvsim.sim.metrics.sketch import Union
+from pdvsim.sim.metrics.launches import Union
 from pdvsim.sim.prices.host import HostTimes, Operation, SimulatedHost
 from pdvsim.sim.records import Columns
 
