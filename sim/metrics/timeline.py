@@ -14,55 +14,53 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
-from itertools import chain
+from itertools import chain, islice
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from pdvsim.sim.core import KINDS
-from pdvsim.sim.records import LANES, ROLES, Carried, Result, Table, parts, rows_of
+from pdvsim.sim.records import LANES, ROLES, Carried, Columns, Result, Table, parts, rows_of
 
 GPUS_PER_REPLICA = 1 << 13  # room between the process numbers of two replicas
 HOSTS, REQUESTS = 1 << 24, 1 << 25  # process numbers of the replicas' hosts and requests
 DRAFT = ROLES.index("draft")
 PREFILL = KINDS.index("prefill")
+EVENTS = 1 << 13  # of a piece
 
-Nanoseconds = NDArray[np.int64]
+TraceEvent = dict[str, Any]
 
 
 def trace(result: Result) -> Iterator[bytes]:
     """`result` as Chrome trace JSON, piece by piece."""
     header = {name: str(result.meta[name]) for name in ("profile", "foundation", "clock") if name in result.meta}
     yield f'{{"displayTimeUnit":"ms","otherData":{json.dumps(header)},"traceEvents":[\n'.encode()
-    yield ",\n".join(_names(result.launches)).encode()
-    for lines in chain(_launches(result), _counters(result), _host(result), _requests(result)):
-        if lines:
-            yield (",\n" + ",\n".join(lines)).encode()
+    events = chain(_names(result.launches), _launches(result), _counters(result), _host(result), _requests(result))
+    between, encode = "", json.JSONEncoder(separators=(",", ":")).encode
+    while piece := [encode(event) for event in islice(events, EVENTS)]:
+        yield (between + ",\n".join(piece)).encode()
+        between = ",\n"
     yield b"\n]}\n"
 
 
-def _names(launches: Table) -> list[str]:
+def _names(launches: Table) -> Iterator[TraceEvent]:
     """Metadata: what the GPUs' processes and tracks are called, GPUs and lanes in order."""
     keys = np.unique((_pids(launches) - 1) * len(LANES) + launches["lane"]).tolist()
     places = [(*divmod(key // len(LANES), GPUS_PER_REPLICA), key % len(LANES)) for key in keys]
     replicas = {r for r, _, _ in places} | {0}
-    lines = []
     for r, g in sorted({(r, g) for r, g, _ in places} | {(r, 0) for r in replicas}):
         name = f"GPU {g}" if len(replicas) == 1 else f"replica {r}, GPU {g}"
-        lines += _named("process", _pid(r, g), 0, name, _pid(r, g))
+        yield from _named("process", _pid(r, g), 0, name, _pid(r, g))
     for r, g, code in places:
-        lines += _named("thread", _pid(r, g), code + 1, LANES[code], code + 1)
-    return lines
+        yield from _named("thread", _pid(r, g), code + 1, LANES[code], code + 1)
 
 
-def _named(what: str, pid: int, tid: int, name: str, order: int) -> list[str]:
+def _named(what: str, pid: int, tid: int, name: str, order: int) -> Iterator[TraceEvent]:
     """The metadata of a process or a thread: its name, and where it stands."""
     place = {"ph": "M", "pid": pid, "tid": tid}
-    return [
-        json.dumps(place | {"name": f"{what}_name", "args": {"name": name}}),
-        json.dumps(place | {"name": f"{what}_sort_index", "args": {"sort_index": order}}),
-    ]
+    yield place | {"name": f"{what}_name", "args": {"name": name}}
+    yield place | {"name": f"{what}_sort_index", "args": {"sort_index": order}}
 
 
 def _pid(replica: int, gpu: int) -> int:
@@ -74,49 +72,38 @@ def _pids(launches: Table) -> NDArray[np.int64]:
     return launches["replica"].astype(np.int64) * GPUS_PER_REPLICA + launches["gpu"] + 1
 
 
-def _nanoseconds(times_s: NDArray[Any]) -> Nanoseconds:
+def _nanoseconds(times_s: NDArray[Any]) -> NDArray[np.int64]:
     return np.rint(times_s * 1e9).astype(np.int64)
 
 
-def _slice(name: str, category: str, pid: int, tid: int, start_ns: int, end_ns: int, args: str) -> str:
-    """One complete event; `args` are JSON's members."""
-    return (
-        f'{{"ph":"X","name":"{name}","cat":"{category}","pid":{pid},"tid":{tid},"ts":{start_ns / 1e3:.3f},'
-        f'"dur":{(end_ns - start_ns) / 1e3:.3f},"args":{{{args}}}}}'
-    )
+def _slice(name: str, category: str, pid: int, tid: int, start_ns: int, end_ns: int, **args: Any) -> TraceEvent:
+    """One complete event."""
+    place = {"ph": "X", "name": name, "cat": category, "pid": pid, "tid": tid}
+    return place | {"ts": start_ns / 1e3, "dur": (end_ns - start_ns) / 1e3, "args": args}
 
 
-def _launches(result: Result) -> Iterator[list[str]]:
+def _launches(result: Result) -> Iterator[TraceEvent]:
     number = 0
     for block in parts(result.launches):
         count = len(block["start_s"])
         carried = result.carried[number : number + count] if result.carried is not None else [None] * count
-        columns = (
-            block["kind"], block["role"], _pids(block), block["lane"] + 1, _nanoseconds(block["start_s"]),
-            _nanoseconds(block["end_s"]), block["rows"], block["tokens"], block["steps"], block["queue_depth"],
-            block["solo_s"] * 1e6,
-        )  # fmt: skip
-        lines = []
-        rows_of = zip(*(column.tolist() for column in columns), strict=True)
-        for at, (who, row) in enumerate(zip(carried, rows_of, strict=True), number):
-            kind, role, process, lane, start, end, rows, tokens, steps, depth, solo = row
-            name = f"{ROLES[role]} prefill" if kind == PREFILL else KINDS[kind]
-            args = f'"launch":{at},"rows":{rows},"tokens":{tokens},"steps":{steps},"queue_depth":{depth}'
-            args += f',"solo_us":{solo:.3f}'
+        times_ns = {name: _nanoseconds(block[f"{name}_s"]).tolist() for name in ("start", "end")}
+        args = {name: block[name].tolist() for name in ("rows", "tokens", "steps", "queue_depth")}
+        args["solo_us"] = (block["solo_s"] * 1e6).round(3).tolist()
+        kinds, roles, lanes = (block[name].tolist() for name in ("kind", "role", "lane"))
+        for at, (who, pid) in enumerate(zip(carried, _pids(block).tolist(), strict=True)):
+            name = f"{ROLES[roles[at]]} prefill" if kinds[at] == PREFILL else KINDS[kinds[at]]
+            row = {"launch": number + at} | {what: column[at] for what, column in args.items()}
             if who is not None:
-                name += " + prefill" if who[1] and kind != PREFILL else ""
-                args += f',"batch":{len(who[0]) + len(who[1])}'
-                args += "".join(
-                    f',"{what}":"{" ".join(map(str, ids))}"'
-                    for what, ids in zip(("requests", "prompts_of"), who, strict=True)
-                    if ids
-                )
-            lines.append(_slice(name, ROLES[role], process, lane, start, end, args))
+                rows, prompts = who
+                name += " + prefill" if prompts and kinds[at] != PREFILL else ""
+                named = {"requests": " ".join(map(str, rows)), "prompts_of": " ".join(map(str, prompts))}
+                row |= {"batch": len(rows) + len(prompts)} | {what: ids for what, ids in named.items() if ids}
+            yield _slice(name, ROLES[roles[at]], pid, lanes[at] + 1, times_ns["start"][at], times_ns["end"][at], **row)
         number += count
-        yield lines
 
 
-def _counters(result: Result) -> Iterator[list[str]]:
+def _counters(result: Result) -> Iterator[TraceEvent]:
     """Requests queued at each lane; per replica, requests in the system and the share of prompts found in the cache."""
     launches, requests = result.launches, result.requests
     pids, lanes = _pids(launches), launches["lane"]
@@ -134,50 +121,39 @@ def _counters(result: Result) -> Iterator[list[str]]:
         own = rows_of(own, own["num_cached_tokens"] >= 0)
         own = rows_of(own, np.argsort(own["admitted_s"], kind="stable"))
         found = 100 * own["num_cached_tokens"].cumsum() / own["prompt_tokens"].cumsum()
-        yield from _counter("prefix cache hits so far (%)", pid, "percent", own["admitted_s"], found, ".2f")
+        yield from _counter("prefix cache hits so far (%)", pid, "percent", own["admitted_s"], found.round(2))
 
 
-def _counter(
-    name: str, pid: int, key: str, times_s: NDArray[Any], values: NDArray[Any], form: str = ""
-) -> Iterator[list[str]]:
+def _counter(name: str, pid: int, key: str, times_s: NDArray[Any], values: NDArray[Any]) -> Iterator[TraceEvent]:
     """The values of a counter, each from a time on."""
-    for block in parts({"us": times_s * 1e6, "value": values}):
-        yield [
-            f'{{"ph":"C","name":"{name}","pid":{pid},"ts":{us:.3f},"args":{{"{key}":{value:{form}}}}}}'
-            for us, value in zip(block["us"].tolist(), block["value"].tolist(), strict=True)
-        ]
+    for us, value in zip((times_s * 1e6).round(3).tolist(), values.tolist(), strict=True):
+        yield {"ph": "C", "name": name, "pid": pid, "ts": us, "args": {key: value}}
 
 
-def _host(result: Result) -> Iterator[list[str]]:
+def _host(result: Result) -> Iterator[TraceEvent]:
     """Spans of each replica's host thread, one operation at a time."""
     spans = result.host or ()
     replicas = sorted({replica for replica, *_ in spans})
     for replica in replicas:
         name = "host" if len(replicas) == 1 else f"replica {replica}, host"
-        yield [
-            *_named("process", HOSTS + replica, 0, name, HOSTS + replica),
-            *_named("thread", HOSTS + replica, 1, "thread", 1),
-        ]
-    for first in range(0, len(spans), 1 << 14):
-        yield [
-            _slice(what, "host", HOSTS + replica, 1, round(start_s * 1e9), round(end_s * 1e9), "")
-            for replica, what, start_s, end_s in spans[first : first + (1 << 14)]
-        ]
+        yield from _named("process", HOSTS + replica, 0, name, HOSTS + replica)
+        yield from _named("thread", HOSTS + replica, 1, "thread", 1)
+    for replica, what, start_s, end_s in spans:
+        yield _slice(what, "host", HOSTS + replica, 1, round(start_s * 1e9), round(end_s * 1e9))
 
 
-def _requests(result: Result) -> Iterator[list[str]]:
+def _requests(result: Result) -> Iterator[TraceEvent]:
     """One track per request: its stages, the launches inside them, and its arrow through the launches."""
     requests, launches = result.requests, result.launches
     replicas = np.unique(requests["replica"]).tolist()
     for replica in replicas:
         name = "requests" if len(replicas) == 1 else f"replica {replica}, requests"
-        yield _named("process", REQUESTS + replica, 0, name, REQUESTS + replica)
-    starts, ends = (_nanoseconds(launches[name]).tolist() for name in ("start_s", "end_s"))
-    rides = _rides(result.carried or (), starts, ends)
-    kinds, roles = launches["kind"].tolist(), launches["role"].tolist()
-    batches = launches["rows"].tolist()
-    pids = _pids(launches).tolist()
-    lanes = (launches["lane"] + 1).tolist()
+        yield from _named("process", REQUESTS + replica, 0, name, REQUESTS + replica)
+    columns: Columns = {name: launches[name] for name in ("kind", "role", "rows", "lane")}
+    columns |= {"start": _nanoseconds(launches["start_s"]), "end": _nanoseconds(launches["end_s"])}
+    columns |= {"middle": columns["start"] + columns["end"] >> 1, "pid": _pids(launches)}
+    works = {name: column.tolist() for name, column in columns.items()}
+    rides_of = _rides(result.carried or (), works["start"], works["end"], works["middle"])
     times = [_nanoseconds(requests[f"{name}_s"]) for name in ("arrival", "admitted", "first_token", "finish")]
     counted = ["prompt_tokens", "output_tokens", "rounds", "drafted", "accepted", "preemptions", "num_cached_tokens"]
     counted += ["session", "turn"] if (requests["session"] >= 0).any() else []
@@ -185,37 +161,49 @@ def _requests(result: Result) -> Iterator[list[str]]:
         arrival, admitted, first, finish = (int(column[at]) for column in times)
         if finish < arrival:
             continue  # not served to its end
-        pid, mine = REQUESTS + replica, rides.get(id, [])
-        counts = ",".join(f'"{name}":{int(requests[name][at])}' for name in counted)
-        lines = _named("thread", pid, id + 1, f"request {id}", id + 1)
-        lines.append(_slice(f"request {id}", "request", pid, id + 1, arrival, finish, f'"id":{id},{counts}'))
+        pid, rides = REQUESTS + replica, rides_of.get(id, [])
+        counts = {name: int(requests[name][at]) for name in counted}
+        yield from _named("thread", pid, id + 1, f"request {id}", id + 1)
+        yield _slice(f"request {id}", "request", pid, id + 1, arrival, finish, id=id, **counts)
         for stage, start, end in (
             ("queue", arrival, admitted),
             ("prefill", admitted, first),
             ("decode", first, finish),
         ):
-            if end <= start:
-                continue
-            lines.append(_slice(stage, "stage", pid, id + 1, start, end, f'"id":{id}'))
-            last_s, drafted = start, False
-            for launch, reads in mine:
-                kind = kinds[launch]
-                if not start <= starts[launch] < end or (reads and roles[launch] == DRAFT):
-                    continue  # the drafter prefills concurrently with the target
-                begin, over = max(starts[launch], last_s), min(ends[launch], end)
-                if over <= begin:
-                    continue
-                if drafted and begin > last_s and kind != PREFILL:
-                    lines.append(_slice("wait for verify", "stage", pid, id + 1, last_s, begin, ""))
-                word = "read" if reads else KINDS[kind]
-                args = f'"launch":{launch},"rows":{batches[launch]}'
-                lines.append(_slice(word, ROLES[roles[launch]], pid, id + 1, begin, over, args))
-                last_s, drafted = over, KINDS[kind] == "draft"
-        lines += _arrow(id, pid, admitted, [(pids[at], lanes[at], starts[at] + ends[at] >> 1) for at, _ in mine])
-        yield lines
+            if end > start:
+                yield _slice(stage, "stage", pid, id + 1, start, end, id=id)
+                yield from _stage(works, rides, pid, id + 1, start, end)
+        through = [tuple(works[name][launch] for name in ("pid", "lane", "middle")) for launch, _ in rides]
+        if through and 0 <= admitted < through[0][2]:  # from the request's track through its launches
+            places = [(pid, id, (admitted + through[0][2]) // 2), *through]
+            marks = [{"ph": "s"}, *([{"ph": "t"}] * (len(through) - 1)), {"ph": "f", "bp": "e"}]
+            for mark, (process, thread, at_ns) in zip(marks, places, strict=True):
+                flow = {"id": id, "name": "carried", "cat": "carried", "pid": process, "tid": thread + 1}
+                yield mark | flow | {"ts": at_ns / 1e3}
 
 
-def _rides(carried: Sequence[Carried], starts: list[int], ends: list[int]) -> dict[int, list[tuple[int, bool]]]:
+def _stage(
+    works: dict[str, list[int]], rides: Sequence[tuple[int, bool]], pid: int, tid: int, start: int, end: int
+) -> Iterator[TraceEvent]:
+    """The launches of a request in one of its stages, and its waits for a verify."""
+    last, drafted = start, False
+    for launch, reads in rides:
+        kind, role, began = works["kind"][launch], works["role"][launch], works["start"][launch]
+        if not start <= began < end or (reads and role == DRAFT):
+            continue  # the drafter prefills concurrently with the target
+        begin, over = max(began, last), min(works["end"][launch], end)
+        if over <= begin:
+            continue
+        if drafted and begin > last and kind != PREFILL:
+            yield _slice("wait for verify", "stage", pid, tid, last, begin)
+        word = "read" if reads else KINDS[kind]
+        yield _slice(word, ROLES[role], pid, tid, begin, over, launch=launch, rows=works["rows"][launch])
+        last, drafted = over, KINDS[kind] == "draft"
+
+
+def _rides(
+    carried: Sequence[Carried], starts: list[int], ends: list[int], middles: list[int]
+) -> dict[int, list[tuple[int, bool]]]:
     """The launches that carried each request, in time order, without those of no duration; whether it read its prompt.
 
     Otherwise it was a row.
@@ -227,19 +215,5 @@ def _rides(carried: Sequence[Carried], starts: list[int], ends: list[int]) -> di
                 for id in ids:
                     rides_of.setdefault(id, []).append((launch, reads))
     for rides in rides_of.values():
-        rides.sort(key=lambda ride: starts[ride[0]] + ends[ride[0]] >> 1)
+        rides.sort(key=lambda ride: middles[ride[0]])
     return rides_of
-
-
-def _arrow(id: int, pid: int, admitted_ns: int, through: list[tuple[int, int, int]]) -> list[str]:
-    """A flow from a request's track through its launches: one start, steps, one end, all with the request's number."""
-    if not through or not 0 <= admitted_ns < through[0][2]:
-        return []
-    places = [(pid, id + 1, (admitted_ns + through[0][2]) // 2), *through]
-    enclosing = ',"bp":"e"'
-    marks = ["s", *("t" * (len(through) - 1)), "f"]
-    return [
-        f'{{"ph":"{mark}","id":{id},"name":"carried","cat":"carried","pid":{process},"tid":{thread},'
-        f'"ts":{at_ns / 1e3:.3f}{enclosing if mark == "f" else ""}}}'
-        for mark, (process, thread, at_ns) in zip(marks, places, strict=True)
-    ]
