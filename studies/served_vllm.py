@@ -82,7 +82,7 @@ def predicted(row: dict[str, Any]) -> dict[str, float]:
         "random", num_prompts=len(lengths), request_rate=load.get("rate", np.inf), max_concurrency=load.get("c"),
         input_len=prompt, output_len=output,
     )  # fmt: skip
-    sent_s = np.concatenate(list(Workload(traffic, Acceptance()).arrivals())) * ("rate" in load)
+    sent_s = Workload(traffic, Acceptance()).arrival_s * ("rate" in load)
     measured = {name: value for name, value in row.items() if METRIC.fullmatch(name)}
     benched = BenchedLoad(traffic, lengths, sent_s, k, rates, measured, ())
     arch = "colocated" if k else "autoregressive"

@@ -162,7 +162,7 @@ def read_load(path: str) -> BenchedLoad:
     if sent_s is None:
         if "ramp_up_strategy" in document:
             raise ValueError(f"{path}: a ramp of the rate without start_times: bench with --save-detailed")
-        sent_s = np.concatenate(list(Workload(traffic, Acceptance()).arrivals()))
+        sent_s = Workload(traffic, Acceptance()).arrival_s
         notes += ["no start_times: arrivals drawn at the same rate"] if paced else []
     k, accepted = drafts_of(path, document)
     model = next((document[name] for name in MODEL_NAMES if isinstance(document.get(name), str)), None)

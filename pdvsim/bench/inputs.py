@@ -104,7 +104,7 @@ def _of_a_request(experiment: Experiment) -> tuple[float, float]:
     count = min(TIMED_REQUESTS, experiment.traffic.num_prompts)
     warmup = min(experiment.scoring.warmup_requests, count - 1)
     few = experiment.with_settings(num_prompts=count, warmup_requests=warmup, detailed=True)
-    lengths = next(Workload(few.traffic, few.acceptance).lengths()).mean(axis=0)
+    lengths = Workload(few.traffic, few.acceptance).lengths.mean(axis=0)
     chunks = lengths[0] / few.server.max_num_batched_tokens
     times = max(1.0, count * float(lengths[1] + chunks) / MOST_STEPS)
     if times > 1:

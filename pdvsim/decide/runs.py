@@ -190,8 +190,7 @@ def mean_gap(traffic: Traffic) -> float:
 
 @lru_cache
 def _mean_gap(traffic: Traffic) -> float:
-    *_, last = Workload(traffic, Acceptance()).arrivals()
-    return float(last[-1]) / traffic.num_prompts
+    return float(Workload(traffic, Acceptance()).arrival_s[-1]) / traffic.num_prompts
 
 
 def mean_output_tokens(traffic: Traffic) -> float:
@@ -201,7 +200,7 @@ def mean_output_tokens(traffic: Traffic) -> float:
 
 @lru_cache
 def _mean_output_tokens(traffic: Traffic) -> float:
-    return sum(float(tokens[:, 1].sum()) for tokens in Workload(traffic, Acceptance()).lengths()) / traffic.num_prompts
+    return float(Workload(traffic, Acceptance()).lengths[:, 1].sum()) / traffic.num_prompts
 
 
 def conversation_output_tokens(traffic: Traffic) -> float:

@@ -14,10 +14,8 @@ except in conversations; ramps of the rate; and correlation between arrivals and
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
-from functools import cached_property
-from itertools import chain, count
 from typing import NamedTuple
 
 import numpy as np
@@ -43,20 +41,6 @@ class Replay(NamedTuple):
     laps: NDArray[np.int64]
 
 
-class DrawnRequests(NamedTuple):
-    """Some requests: lengths, and as far as there are any, rows of the file, conversations and their turns."""
-
-    lengths: Lengths
-    rows: NDArray[np.int64] | None
-    sessions: NDArray[np.int64] | None
-    turns: NDArray[np.int64] | None
-
-    @property
-    def starts(self) -> NDArray[np.int64]:
-        """Places of the requests that wait for no answer."""
-        return np.arange(len(self.lengths)) if self.turns is None else np.flatnonzero(self.turns == 0)
-
-
 def make_requests(traffic: Traffic, acceptance: Acceptance) -> list[Request]:
     """The requests in order of arrival, numbered from 0; the same for the same traffic, acceptance and seed."""
     workload = Workload(traffic, acceptance)
@@ -65,69 +49,113 @@ def make_requests(traffic: Traffic, acceptance: Acceptance) -> list[Request]:
 
 
 class Workload:
-    """The requests as an iterator, sampled in chunks: served ones can be dropped.
-
-    Only a file of lengths and a replayed trace are held in memory.
-    """
+    """The requests as an iterator. Their acceptance is sampled in chunks, so that served ones can be dropped."""
 
     def __init__(self, traffic: Traffic, acceptance: Acceptance, chunk: int = CHUNK_REQUESTS) -> None:
         self.traffic, self.chunk = traffic, chunk
-        self._single: list[DrawnRequests] | None = None
         seeds = np.random.SeedSequence(traffic.seed).spawn(7)
-        rngs = [np.random.default_rng(s) for s in seeds]
-        self._arrivals, self._lengths, coins, rates, self._spreads, self._prefixes, self._thinking = rngs
+        arrivals, lengths, coins, rates, spreads, self._prefixes, self._thinking = map(np.random.default_rng, seeds)
         self._streams = Streams(acceptance, coins, rates)
-        trace = _trace(traffic, self._lengths)
+        trace = _trace(traffic, lengths)
         given = acceptance != Acceptance()  # an option overrides the column
         self._rates = None if trace is None or given else trace.acceptance
         self._hashes = None if trace is None else trace.hashes
         self._span = 1 + max(map(max, self._hashes)) if self._hashes is not None else 0
         self._talk = None if trace is None else trace.talk()
         _check_shared(traffic, trace)
-        self._table = None if trace is None else trace.lengths
-        self._replay = self._order = self._sessions = None
-        if trace is not None and traffic.use_trace_timestamps:
-            self._replay = _replayed(traffic, trace)
-            self._order = self._replay.rows
-            if self._talk is not None:
-                self._sessions = self._talk.conversation[self._replay.rows] + len(self._talk.rows) * self._replay.laps
-        elif self._talk is not None:
-            order = self._lengths.permutation(len(self._talk.rows)).tolist()
-            self._order, self._sessions = self._talk.ordered(order, traffic.num_prompts, self._lengths)
-        elif trace is not None:
-            in_order = traffic.dataset_name == "sharegpt"  # its file is read in random order
-            order = np.arange(len(trace.lengths)) if in_order else self._lengths.permutation(len(trace.lengths))
-            self._order = order[: traffic.num_prompts]
         self.shares = traffic.prefixes[0] > 0 or traffic.num_turns > 1 or (trace is not None and trace.shares)
+        self._replay = _replayed(traffic, trace) if trace is not None and traffic.use_trace_timestamps else None
+        self._rows = self._sessions = self._turns = None  # of the file, and conversations, as far as there are any
+        if trace is not None:
+            self._rows, self._sessions = self._chosen(trace, lengths)
+        self.lengths = self._drawn(trace, lengths, spreads)  # prompt and output tokens of each request
+        if self._talk is not None and self._rows is not None:
+            self._turns = self._talk.turn[self._rows]
+        elif traffic.num_turns > 1:
+            self.lengths, talk = Growth(traffic.num_turns, traffic.room).add(self.lengths)
+            self._sessions, self._turns = talk.T
+        self.lengths[:, 0] += traffic.prefixes[0]
+        starts = np.arange(len(self.lengths)) if self._turns is None else np.flatnonzero(self._turns == 0)
+        # turns of a conversation, without the last one, which may be cut short
+        self.mean_turns = float(starts[-1]) / (len(starts) - 1) if len(starts) > 1 else 1.0
+        self.arrival_s = self._arrivals(len(starts), arrivals)
+
+    def _chosen(self, trace: Trace, rng: np.random.Generator) -> tuple[NDArray[np.int64], NDArray[np.int64] | None]:
+        """The row of each request in the file, and its conversation.
+
+        In order and, as in vLLM, repeated at random if the file has too few.
+        """
+        traffic, talk, replay, sessions = self.traffic, self._talk, self._replay, None
+        if replay is not None:
+            order = replay.rows
+            sessions = None if talk is None else talk.conversation[order] + len(talk.rows) * replay.laps
+        elif talk is not None:
+            order, sessions = talk.ordered(rng.permutation(len(talk.rows)).tolist(), traffic.num_prompts, rng)
+        else:
+            in_order = traffic.dataset_name == "sharegpt"  # its file is read in random order
+            order = np.arange(len(trace.lengths)) if in_order else rng.permutation(len(trace.lengths))
+        rows = order if replay is not None else order[: traffic.num_prompts]
+        if (lacking := 0 if replay is not None else traffic.num_prompts - len(rows)) > 0:
+            rows = np.concatenate((rows, order[rng.integers(len(order), size=lacking)]))
+        return rows, sessions
+
+    def _drawn(self, trace: Trace | None, rng: np.random.Generator, spreads: np.random.Generator) -> Lengths:
+        """Prompt and output tokens of each request, or that its turn adds to its conversation."""
+        traffic = self.traffic
+        if traffic.dataset_name in LENGTHS:
+            return _uniform(traffic, traffic.num_prompts, rng)
+        if trace is not None:
+            tokens = trace.lengths[self._rows]
+        else:
+            most = max(2, min(traffic.room, datasets.SHAREGPT_TOKENS))
+            tokens = datasets.sample_sharegpt(traffic.num_prompts, rng, most)
+        if given := [at for at, length in enumerate((traffic.input_len, traffic.output_len)) if length is not None]:
+            tokens[:, given] = _uniform(traffic, len(tokens), spreads)
+        return tokens
+
+    def _arrivals(self, starts: int, rng: np.random.Generator) -> NDArray[np.float64]:
+        """Arrival times of the requests that wait for no answer: all of a replay, and first turns otherwise.
+
+        Gaps are Gamma-distributed with shape `burstiness` and mean 1/rate, as in `vllm bench serve`; all times are 0
+        at rate inf. As there, the first request arrives one gap after the start. vLLM then scales all times so that the
+        last is num_prompts/rate. That is omitted, as early arrivals would depend on the number of requests.
+        """
+        if self._replay is not None:
+            return self._replay.arrival_s
+        rate, shape = self.traffic.request_rate / self.mean_turns, self.traffic.burstiness
+        if math.isinf(rate):
+            return np.zeros(starts)
+        return rng.standard_gamma(shape, size=starts).cumsum() / (rate * shape)
 
     def __len__(self) -> int:
-        return self.traffic.num_prompts if self._replay is None else len(self._replay.rows)
+        return len(self.lengths)
 
     def __iter__(self) -> Iterator[Request]:
         streams, prefixes, thinking = self._streams.again(), copied(self._prefixes), copied(self._thinking)
-        arrivals = chain.from_iterable(part.tolist() for part in self.arrivals())
-        (prefix_len, several), think_s, prefix = self.traffic.prefixes, self.traffic.think_time_s, 0
-        replays, shares, numbers = self._replay is not None, self.shares, count()
-        for chunk in self._drawn():
-            columns = (
-                [default] * len(chunk.lengths) if column is None else column.tolist()
-                for column, default in ((chunk.sessions, -1), (chunk.turns, 0), (chunk.rows, -1))
-            )
-            lengths, prompts = chunk.lengths.tolist(), chunk.lengths[:, 0].tolist()
-            drawn = DrawnStreams(self._runs(streams, chunk), prompts)
-            for place, ((prompt, output), runs, session, turn, row) in enumerate(
-                zip(lengths, drawn.runs, *columns, strict=True)
-            ):
-                later = turn > 0 and not replays
+        arrivals, (prefix_len, several), prefix = iter(self.arrival_s.tolist()), self.traffic.prefixes, 0
+        columns = ((self._sessions, -1), (self._turns, 0), (self._rows, -1))
+        for first in range(0, len(self), self.chunk):
+            part = slice(first, first + self.chunk)
+            lengths = self.lengths[part]
+            rates = None if self._rates is None or self._rows is None else self._rates[self._rows[part]]
+            drawn = DrawnStreams(streams.draw(lengths[:, 1], rates), lengths[:, 0].tolist())
+            rows = zip(
+                lengths.tolist(), drawn.runs,
+                *([otherwise] * len(lengths) if column is None else column[part].tolist()
+                  for column, otherwise in columns),
+                strict=True,
+            )  # fmt: skip
+            for place, ((prompt, output), runs, session, turn, row) in enumerate(rows):
+                later = turn > 0 and self._replay is None
                 arrival_s = 0.0 if later else next(arrivals)
-                request = Request(next(numbers), arrival_s, prompt, output, runs, drawn=drawn, place=place)
-                if shares:
+                request = Request(first + place, arrival_s, prompt, output, runs, drawn=drawn, place=place)
+                if self.shares:
                     if several > 1 and not later:
                         prefix = int(prefixes.integers(several))
                     request.session, request.turn = session, turn
                     request.chain = after_prefix(self._chain(request, row), prefix, prefix_len)
-                    if later and think_s:
-                        request.think_s = float(thinking.exponential(think_s))
+                    if later and self.traffic.think_time_s:
+                        request.think_s = float(thinking.exponential(self.traffic.think_time_s))
                 yield request
 
     def _chain(self, request: Request, row: int) -> Chain:
@@ -139,102 +167,16 @@ class Workload:
             return ((ENDLESS, own_text(request.id)),)
         return session_chain(((ENDLESS, 0),) if self._talk is None else self._talk.origins[row], request.session)
 
-    def _runs(self, streams: Streams, part: DrawnRequests) -> list[bytes]:
-        outputs = part.lengths[:, 1]
-        _check_tokens(int(outputs.sum()))
-        return streams.draw(outputs, None if self._rates is None else self._rates[part.rows])
-
     def check_total(self) -> None:
-        """Reject more output tokens than fit in memory."""
-        _check_tokens(sum(int(tokens[:, 1].sum()) for tokens in self.lengths()))
+        """Reject more output tokens than fit in memory, before sampling their acceptance."""
+        if (total := int(self.lengths[:, 1].sum())) > MAX_OUTPUT_TOKENS:
+            raise ValueError(f"{total} output tokens in total are too many; at most {MAX_OUTPUT_TOKENS} are supported")
 
     def largest(self) -> Request:
         """The first of the requests with the most tokens, arriving at time 0."""
-        most = (
-            (part.start + (at := int(tokens.sum(axis=1).argmax())), *tokens[at].tolist())
-            for part, tokens in zip(self._parts(), self.lengths(), strict=True)
-        )
-        number, prompt, output = max(most, key=lambda one: one[1] + one[2])
+        number = int(self.lengths.sum(axis=1).argmax())
+        prompt, output = self.lengths[number].tolist()
         return Request(number, 0.0, prompt, output, b"", ((ENDLESS, 0),) if self.shares else ())
-
-    def arrivals(self) -> Iterator[NDArray[np.float64]]:
-        """Arrival times, chunk by chunk; of conversations that are not replayed, those of their first turns.
-
-        Gaps are Gamma-distributed with shape `burstiness` and mean 1/rate, as in `vllm bench serve`; all times are 0
-        at rate inf. As there, the first request arrives one gap after the start. vLLM then scales all times so that the
-        last is num_prompts/rate. That is omitted, as early arrivals would depend on the number of requests.
-        """
-        if self._replay is not None:
-            yield from (self._replay.arrival_s[part] for part in self._parts())
-            return
-        rng, rate, shape = copied(self._arrivals), self.traffic.request_rate / self.mean_turns, self.traffic.burstiness
-        reached = np.zeros(1)
-        for starts in self._starts():
-            gaps = np.zeros(starts) if math.isinf(rate) else rng.standard_gamma(shape, size=starts)
-            gaps[:1] += reached[-1]
-            reached = np.cumsum(gaps) if starts else reached
-            yield reached[:starts] / (rate * shape)
-
-    def _starts(self) -> Iterator[int]:
-        """Requests of each chunk that do not wait for an answer."""
-        if self._talk is None and self.traffic.num_turns == 1:
-            return (part.stop - part.start for part in self._parts())
-        return (len(chunk.starts) for chunk in self._drawn())
-
-    @property
-    def starts(self) -> int:
-        """Requests that begin a conversation or belong to none."""
-        return sum(self._starts())
-
-    @cached_property
-    def mean_turns(self) -> float:
-        """Turns of a conversation, without the last one, which may be cut short."""
-        if self._talk is None and self.traffic.num_turns == 1:
-            return 1.0
-        parts = zip(self._parts(), self._drawn(), strict=True)
-        starts = np.concatenate([part.start + chunk.starts for part, chunk in parts])
-        return float(starts[-1]) / (len(starts) - 1) if len(starts) > 1 else 1.0
-
-    def lengths(self) -> Iterator[Lengths]:
-        """Prompt and output tokens, chunk by chunk."""
-        return (part.lengths for part in self._drawn())
-
-    def _drawn(self) -> Iterable[DrawnRequests]:
-        """Lengths, rows of the file and conversations, chunk by chunk; a single chunk is kept."""
-        if self._single is None and len(self) <= self.chunk:
-            self._single = list(self._draw())
-        return self._draw() if self._single is None else self._single
-
-    def _draw(self) -> Iterator[DrawnRequests]:
-        rng, spreads, traffic = copied(self._lengths), copied(self._spreads), self.traffic
-        given = [at for at, length in enumerate((traffic.input_len, traffic.output_len)) if length is not None]
-        grows = self._talk is None and traffic.num_turns > 1
-        growth = Growth(traffic.num_turns, traffic.room) if grows else None
-        for part in self._parts():
-            rows = sessions = turns = None
-            count = part.stop - part.start
-            if self._order is not None and self._table is not None:
-                rows = self._order[part]  # in order and, as in vLLM, repeated if the file has too few
-                more = rng.integers(len(self._order), size=count - len(rows))
-                rows = np.concatenate((rows, self._order[more]))
-                tokens = self._table[rows]
-            elif traffic.dataset_name in LENGTHS:
-                tokens = _uniform(traffic, count, rng)
-            else:
-                tokens = datasets.sample_sharegpt(count, rng, max(2, min(traffic.room, datasets.SHAREGPT_TOKENS)))
-            if given and traffic.dataset_name not in LENGTHS:
-                tokens[:, given] = _uniform(traffic, count, spreads)
-            if growth is not None:
-                tokens, talk = growth.add(tokens)
-                sessions, turns = talk.T
-            elif self._talk is not None and self._sessions is not None:
-                sessions, turns = self._sessions[part], self._talk.turn[rows]
-            tokens[:, 0] += traffic.prefixes[0]
-            yield DrawnRequests(tokens, rows, sessions, turns)
-
-    def _parts(self) -> Iterator[slice]:
-        for first in range(0, len(self), self.chunk):
-            yield slice(first, min(first + self.chunk, len(self)))
 
 
 def _trace(traffic: Traffic, rng: np.random.Generator) -> Trace | None:
@@ -336,9 +278,3 @@ def _uniform(traffic: Traffic, count: int, rng: np.random.Generator) -> Lengths:
     uniform = rng.random((count, len(mean)))
     lengths: Lengths = (low + np.floor(uniform * (high - low + 1))).astype(np.int64)
     return lengths
-
-
-def _check_tokens(total: int) -> None:
-    """Rejects traffic that does not fit in memory, before sampling."""
-    if total > MAX_OUTPUT_TOKENS:
-        raise ValueError(f"{total} output tokens in total are too many; at most {MAX_OUTPUT_TOKENS} are supported")
