@@ -1,5 +1,3 @@
-# mypy: disable-error-code="no-untyped-call"
-# (torch leaves events untyped.)
 """Co-running drafts, verifies and prefills: two engines over shared sequences, each kind of launch on its own lane.
 
 Each launch is first timed alone on its lane. Then the members of a group are launched repeatedly with full queues, and
@@ -10,9 +8,9 @@ turns: the same code, no overlap.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from time import monotonic, perf_counter
+from time import perf_counter
 from typing import Any
 
 import numpy as np
@@ -85,56 +83,42 @@ def _common_start(lanes: Sequence[GraphLane]) -> Any:
     return origin
 
 
-def measure_pair(rig: Rig, part: Part, quick: bool, budget_s: float, keep: Callable[[], None]) -> None:
-    """Host costs, then groups until the budget is spent; what a part has is skipped. `keep` saves in between."""
-    begin, solos = monotonic(), dict[tuple[GridPoint, int], tuple[float, LaunchShape]]()
+class CoRuns:
+    """The measurements of a pair, into a part: what the host spends, and groups next to their members alone."""
 
-    def add(section: str, point: GridPoint, shape: LaunchShape, **values: Any) -> None:
-        part.measured(section, rig.engines[point.kind].model.arch.spec.name, point, shape, **values)
+    def __init__(self, rig: Rig, part: Part, quick: bool) -> None:
+        self._rig, self._part, self._quick = rig, part, quick
+        self._solos: dict[tuple[GridPoint, int], tuple[float, LaunchShape]] = {}
 
-    def alone(point: GridPoint, priority: int) -> tuple[float, LaunchShape]:
-        """Median seconds of a point alone on its lane, measured once."""
-        if (point, priority) not in solos:
-            samples, shape = sample(rig.launcher(point, priority), QUICK if quick else Effort())
-            settle(rig.lane(point, priority))
-            for repeat, (seconds, data) in enumerate(samples):
-                context = {"context_total": data.context_total}
-                add("corun", point, shape, priority=priority, repeat=repeat, seconds=seconds, **context)
-            solos[point, priority] = float(np.median([seconds for seconds, _ in samples])), shape
-        return solos[point, priority]
+    def host(self) -> None:
+        """What the host spends on each kind of launch."""
+        for point, shape, what, repeat, seconds in host_costs(self._rig, 4 if self._quick else 20):
+            self._add("host", point, shape, what=what, repeat=repeat, seconds=seconds)
 
-    def together(number: int, setting: str, points: Sequence[GridPoint]) -> None:
+    def group(self, number: int, setting: str, points: Sequence[GridPoint]) -> None:
+        """A group of launches that run concurrently."""
         members = [(point, SETTINGS[setting].get(point.kind, 0)) for point in points]
-        solo = [alone(*member) for member in members]
-        launchers = [rig.launcher(*member) for member in members]
+        solo = [self._alone(*member) for member in members]
+        launchers = [self._rig.launcher(*member) for member in members]
         seconds = min(LONGEST_S, max(SHORTEST_S, RUNS * max(solo_s for solo_s, _ in solo)))
         spans_of = side_by_side(launchers, seconds)
         for member, ((point, priority), (_, shape), spans) in enumerate(zip(members, solo, spans_of, strict=True)):
             for repeat, (start, end, cached) in enumerate(spans):
-                add(
+                self._add(
                     "corun", point, shape, group=number, member=member, members=len(members), priority=priority,
                     repeat=repeat, seconds=end - start, start_s=start, end_s=end, context_total=cached,
                 )  # fmt: skip
 
-    known = part.done("corun", "group")
-    todo = [entry for entry in groups(quick) if (entry[0],) not in known]
-    if not part.done("host", "what"):
-        for point, shape, what, repeat, seconds in host_costs(rig.fits, rig.launcher, 4 if quick else 20):
-            add("host", point, shape, what=what, repeat=repeat, seconds=seconds)
-    stalled = ""
-    for number, setting, members in todo:
-        reason = stalled
-        if not all(map(rig.fits, members)):
-            reason = reason or "does not fit into memory"
-        elif monotonic() - begin > budget_s:
-            reason = reason or f"budget of {budget_s:g} s spent"
-        try:
-            if not reason:
-                together(number, setting, members)
-        except TimeoutError as error:
-            reason, stalled = str(error), "a group before it stalled"
-        except RuntimeError as error:  # out of memory, or a kernel that does not fit the card
-            reason = str(error)
-        if reason:
-            part.leave_out(f"{setting}: {' + '.join(p.label() for p in members)}", reason)
-        keep()
+    def _alone(self, point: GridPoint, priority: int) -> tuple[float, LaunchShape]:
+        """Median seconds of a point alone on its lane, measured once."""
+        if (point, priority) not in self._solos:
+            samples, shape = sample(self._rig.launcher(point, priority), QUICK if self._quick else Effort())
+            settle(self._rig.lane(point, priority))
+            for repeat, (seconds, data) in enumerate(samples):
+                context = {"context_total": data.context_total}
+                self._add("corun", point, shape, priority=priority, repeat=repeat, seconds=seconds, **context)
+            self._solos[point, priority] = float(np.median([seconds for seconds, _ in samples])), shape
+        return self._solos[point, priority]
+
+    def _add(self, section: str, point: GridPoint, shape: LaunchShape, **values: Any) -> None:
+        self._part.measured(section, self._rig.engines[point.kind].model.arch.spec.name, point, shape, **values)

@@ -8,7 +8,7 @@ lowered. No setting of the GPU is changed.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from time import perf_counter, sleep
 from typing import Any
 
@@ -51,19 +51,17 @@ def groups(drafter: bool) -> list[list[GridPoint]]:
     return [[labelled(label) for label in group] for group in labels]
 
 
-def heat(rig: Rig, part: Part, todo: Mapping[int, Sequence[GridPoint]]) -> None:
-    """Measure groups, each by its number, into a part."""
-    read = card_reader(rig.device)
-    for group, points in todo.items():
-        if all(rig.fits(point) for point in points):
-            for member, (point, rows) in enumerate(zip(points, heated(rig, points, read), strict=True)):
-                for repeat, (ticket, data, (mhz, watts), since_s) in enumerate(rows):
-                    part.measured(
-                        "heat", part.header["name"], point, ticket.shape, context_total=data.context_total,
-                        longest=data.longest, group=group, member=member, members=len(points), repeat=repeat,
-                        seconds=seconds_of(ticket), start_s=since_s, sm_mhz=mhz, power_w=watts,
-                    )  # fmt: skip
-            free(rig.lane(points[0]))
+def heat(rig: Rig, part: Part, group: int, points: Sequence[GridPoint]) -> None:
+    """Measure a group into a part."""
+    launched = heated(rig, points, card_reader(rig.device))
+    for member, (point, rows) in enumerate(zip(points, launched, strict=True)):
+        for repeat, (ticket, data, (mhz, watts), since_s) in enumerate(rows):
+            part.measured(
+                "heat", part.header["name"], point, ticket.shape, context_total=data.context_total,
+                longest=data.longest, group=group, member=member, members=len(points), repeat=repeat,
+                seconds=seconds_of(ticket), start_s=since_s, sm_mhz=mhz, power_w=watts,
+            )  # fmt: skip
+    free(rig.lane(points[0]))
 
 
 def heated(rig: Rig, points: Sequence[GridPoint], read: Callable[[], CardReading]) -> list[list[Heated]]:

@@ -8,18 +8,18 @@ of these mean anything beyond being positive.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from time import perf_counter_ns
 
 from pdvsim.profiler.grid import GridPoint, labelled
-from pdvsim.profiler.rig import Launcher, settle
+from pdvsim.profiler.rig import Launcher, Rig, settle
 from pdvsim.realrun.clock import WallClock
 from pdvsim.realrun.engine.engine import LaunchShape
-from pdvsim.realrun.host import RealHost
 from pdvsim.sim.core import Request
 from pdvsim.sim.machine.batch import Batch
 from pdvsim.sim.machine.lane import Lane
 from pdvsim.sim.policies.base import Process
+from pdvsim.sim.prices.host import HostTimes, SimulatedHost
 
 ROWS = (1, 8, 32, 64)
 CONTEXT = 512
@@ -35,13 +35,11 @@ def host_points() -> list[GridPoint]:
     return list(map(labelled, labels))
 
 
-def host_costs(
-    fits: Callable[[GridPoint], bool], launcher: Callable[[GridPoint], Launcher], repeats: int
-) -> Iterator[tuple[GridPoint, LaunchShape, str, int, float]]:
+def host_costs(rig: Rig, repeats: int) -> Iterator[tuple[GridPoint, LaunchShape, str, int, float]]:
     """(point, shape, what, repeat, seconds) of the calls of every kind of launch that fits, and of a hand-over."""
     shape: LaunchShape | None = None
-    for point in filter(fits, host_points()):
-        launch = launcher(point)
+    for point in filter(rig.fits, host_points()):
+        launch = rig.launcher(point)
         shape = launch.fire(launch.draw()).shape
         for what, repeat, seconds in timings(launch, repeats):
             yield point, shape, what, repeat, seconds
@@ -96,7 +94,7 @@ def timings(launch: Launcher, repeats: int) -> Iterator[tuple[str, int, float]]:
 def handoff_s(times: int = 2000) -> float:
     """Seconds of one hand-over between two lanes, as policies make it: two workers that wake each other in turn."""
     env = WallClock()
-    lanes = [Lane(env, RealHost(), name) for name in ("decode", "verify")]
+    lanes = [Lane(env, SimulatedHost(HostTimes()), name) for name in ("decode", "verify")]
     request = Request(0, 0.0, 1, 1, b"")
     over = env.event()
 

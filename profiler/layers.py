@@ -1,5 +1,3 @@
-# mypy: disable-error-code="no-untyped-call"
-# (torch leaves graphs and events untyped.)
 """The layers of a model without attention, at every number of tokens that a forward of the engine can have.
 
 The library chooses another kernel every few tokens, so the products' time by tokens is no smooth line: a forward of 548
@@ -13,12 +11,12 @@ Mixtures of experts are left out, whose time depends on the experts that are rea
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Collection
 from dataclasses import replace
 from time import monotonic, perf_counter, sleep
 
 import torch
 
+from pdvsim.profiler.samples import Part
 from pdvsim.realrun.engine.arch import ModelArchitecture
 from pdvsim.realrun.engine.batch import Residual
 from pdvsim.realrun.engine.buckets import CHUNK_BUCKETS, ROW_BUCKETS, SMALL_TOKENS
@@ -101,26 +99,20 @@ def _replayed_s(graph: torch.cuda.CUDAGraph, count: int) -> float:
     return float(begin.elapsed_time(end)) / 1000 / count
 
 
-def measure_layers(
-    arch: ModelArchitecture,
-    device: torch.device,
-    seed: int,
-    known: Collection[int],
-    budget_s: float,
-    add: Callable[[int, int, float], None],
-) -> int:
-    """Measure the sizes that are not known as far as the time goes; `add` gets tokens, repeat and seconds.
-
-    Returns how many sizes were measured.
-    """
-    todo = [size for size in sizes() if size not in known]
+def measure_layers(part: Part, arch: ModelArchitecture, device: torch.device, seed: int, budget_s: float) -> bool:
+    """Measure the sizes that a part lacks, as far as the time goes; returns whether there were any."""
+    known = part.done("layers", "chunk_tokens")
+    todo = [tokens for tokens in sizes() if (tokens,) not in known]
     if arch.spec.experts is not None or isinstance(arch.spec, HeadSpec) or not todo:
-        return 0
+        return False
     random.Random(seed).shuffle(todo)
     begin, stack = monotonic(), Stack(arch, device, seed)
-    for count, tokens in enumerate(todo):
+    for tokens in todo:
         if monotonic() - begin > budget_s:
-            return count
+            break
         for repeat, seconds in enumerate(stack.seconds(tokens)):
-            add(tokens, repeat, seconds)
-    return len(todo)
+            part.add(
+                section="layers", model=arch.spec.name, kind="prefill", chunk_tokens=tokens, bucket_chunk=tokens,
+                chunks=1, repeat=repeat, seconds=seconds,
+            )  # fmt: skip
+    return True

@@ -6,17 +6,18 @@ Each model and each pair is a part of the samples. A second run into the same fo
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from time import monotonic
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
-from pdvsim.profiler import provenance
-from pdvsim.profiler.corun import measure_pair
+from pdvsim.profiler import corun, provenance
 from pdvsim.profiler.grid import SMALL_PARAMS, GridPoint, design, ordered
 from pdvsim.profiler.header import SCHEMA
 from pdvsim.profiler.heat import groups, heat
@@ -29,10 +30,18 @@ from pdvsim.realrun.engine.arch import ModelArchitecture
 from pdvsim.realrun.telemetry import now
 from pdvsim.sim.models.presets import HEADS
 
-CONSECUTIVE_FAILURES = 3  # a broken device fails every point; stop asking
+CONSECUTIVE_FAILURES = 3  # a broken device fails everything; stop asking
 
 Say = Callable[[str], None]
 Step = Callable[[int], None]
+
+
+class Task(NamedTuple):
+    """Something to measure: what it is called, the points that it launches, and what measures and records it."""
+
+    label: str
+    points: Sequence[GridPoint]
+    measure: Callable[[], None]
 
 
 class Profiler:
@@ -74,9 +83,15 @@ class Profiler:
         """Return whether the model may draft."""
         return arch.spec.name in self.options.drafts or arch.spec.params <= SMALL_PARAMS
 
+    def heated(self, arch: ModelArchitecture) -> list[list[GridPoint]]:
+        """The groups of a model that are launched without a pause."""
+        return [] if self.options.quick or self.device.type != "cuda" else groups(self._small(arch))
+
     def count(self) -> int:
-        """Points of all models, for a bar; a pair counts as one."""
-        return sum(len(self.points(self.lookup(name))) for name in self.options.models) + len(self.options.pairs)
+        """Everything to measure, for a bar."""
+        archs = map(self.lookup, self.options.models)
+        alone = sum(len(self.points(arch)) + len(self.heated(arch)) for arch in archs)
+        return alone + len(self.options.pairs) * (1 + len(corun.groups(self.options.quick)))
 
     def model(self, name: str) -> None:
         """Solo forwards of one model."""
@@ -84,42 +99,30 @@ class Profiler:
         part = self.recorder.part(self.header(name, [arch]))
         points, done = self.points(arch), part.done("solo", *POINT)
         todo = [p for p in points if tuple(getattr(p, field) for field in POINT) not in done]
-        self.dealt += len(points) - len(todo)
-        unheated: dict[int, list[GridPoint]] = {}
-        if not options.quick:
-            self._layers(part, arch)
-            if self.device.type == "cuda":
-                heated = part.done("heat", "group")
-                unheated = {n: group for n, group in enumerate(groups(self._small(arch))) if (n,) not in heated}
+        known = part.done("heat", "group")
+        unheated = [(n, group) for n, group in enumerate(self.heated(arch)) if (n,) not in known]
+        if not options.quick and measure_layers(part, arch, self.device, options.seed, options.budget_s):
+            self.recorder.save()
+        self.dealt += len(points) - len(todo) + len(self.heated(arch)) - len(unheated)
         if not todo and not unheated:
             return
         rig = Rig([arch], self.device, options.seed)
         part.header["before"] = part.header.get("before") or self._reading(rig, arch)
-        effort = QUICK if options.quick else Effort()
-        failures = 0
-        try:
-            for point in todo:
-                reason = self._refusal(rig, point, monotonic() - begin, failures)
-                if reason is None:
-                    try:
-                        samples, shape = rig.measure(point, effort)
-                        for repeat, (seconds, data) in enumerate(samples):
-                            part.measured(
-                                "solo", arch.spec.name, point, shape, context_total=data.context_total,
-                                longest=data.longest, repeat=repeat, seconds=seconds,
-                            )  # fmt: skip
-                        failures = 0
-                    except Exception as error:  # one shape the card or a kernel refuses must not cost the others
-                        reason, failures = f"{type(error).__name__}: {error}", failures + 1
-                if reason is not None:
-                    part.leave_out(point.label(), reason)
-                self._dealt_one()
-                self.recorder.keep()
-            heat(rig, part, unheated)
+        with self._timed(part, begin):
+            alone = [Task(point.label(), [point], partial(self._solo, rig, part, point)) for point in todo]
+            heats = [Task(f"heat {n}", group, partial(heat, rig, part, n, group)) for n, group in unheated]
+            self._work_off(rig, part, alone, options.budget_s, begin)
+            self._work_off(rig, part, heats, math.inf, begin)
             part.header["after"] = self._reading(rig, arch)
-        finally:
-            part.header["seconds"] += monotonic() - begin
-            self.recorder.save()
+
+    def _solo(self, rig: Rig, part: Part, point: GridPoint) -> None:
+        """One point alone."""
+        samples, shape = rig.measure(point, QUICK if self.options.quick else Effort())
+        for repeat, (seconds, data) in enumerate(samples):
+            part.measured(
+                "solo", part.header["name"], point, shape, context_total=data.context_total, longest=data.longest,
+                repeat=repeat, seconds=seconds,
+            )  # fmt: skip
 
     def pair(self, pair: str) -> None:
         """Co-runs and host costs of one pair."""
@@ -127,16 +130,49 @@ class Profiler:
         archs = [self.lookup(name) for name in pair.split(":")]
         part = self.recorder.part(self.header(pair, archs))
         rig = Rig(archs, self.device, options.seed)
-        try:
-            measure_pair(rig, part, options.quick, options.pair_budget_s, self.recorder.keep)
-        finally:
-            part.header["seconds"] += monotonic() - begin
-            self.recorder.save()
-        self._dealt_one()
+        runs = corun.CoRuns(rig, part, options.quick)
+        tasks = [] if part.done("host", "what") else [Task("host costs", [], runs.host)]
+        known = part.done("corun", "group")
+        for number, setting, members in corun.groups(options.quick):
+            if (number,) not in known:
+                label = f"{setting}: {' + '.join(point.label() for point in members)}"
+                tasks.append(Task(label, members, partial(runs.group, number, setting, members)))
+        self.dealt += 1 + len(corun.groups(options.quick)) - len(tasks)
+        with self._timed(part, begin):
+            self._work_off(rig, part, tasks, options.pair_budget_s, monotonic())
 
-    def _dealt_one(self) -> None:
-        self.dealt += 1
-        self.step(self.dealt)
+    @contextmanager
+    def _timed(self, part: Part, begin_s: float) -> Iterator[None]:
+        """Save a part in any case, with the time that it took."""
+        try:
+            yield
+        finally:
+            part.header["seconds"] += monotonic() - begin_s
+            self.recorder.save()
+
+    def _work_off(self, rig: Rig, part: Part, tasks: Sequence[Task], budget_s: float, begin_s: float) -> None:
+        """Measure as far as the time goes; note what is left out, and why. One that fails must not cost the others."""
+        failures = 0
+        for label, points, measure in tasks:
+            reason = ""
+            if not all(map(rig.fits, points)):
+                reason = "does not fit into memory"
+            elif monotonic() - begin_s > budget_s:
+                reason = f"budget of {budget_s:g} s spent"
+            elif failures >= CONSECUTIVE_FAILURES:
+                reason = f"{failures} before it failed"
+            else:
+                try:
+                    measure()
+                    failures = 0
+                except Exception as error:
+                    reason = f"{type(error).__name__}: {error}"
+                    failures += CONSECUTIVE_FAILURES if isinstance(error, TimeoutError) else 1  # a device that hangs
+            if reason:
+                part.leave_out(label, reason)
+            self.dealt += 1
+            self.step(self.dealt)
+            self.recorder.keep()
 
     @cached_property
     def ground(self) -> dict[str, Any]:
@@ -163,26 +199,6 @@ class Profiler:
             "resumed": None,
             "seconds": 0.0,
         }
-
-    def _refusal(self, rig: Rig, point: GridPoint, spent_s: float, failures: int) -> str | None:
-        if not rig.fits(point):
-            return "does not fit into memory"
-        if spent_s > self.options.budget_s:
-            return f"budget of {self.options.budget_s:g} s spent"
-        if failures >= CONSECUTIVE_FAILURES:
-            return f"{failures} points before it failed"
-        return None
-
-    def _layers(self, part: Part, arch: ModelArchitecture) -> None:
-        name = arch.spec.name
-        known = {tokens for (tokens,) in part.done("layers", "chunk_tokens")}
-
-        def add(tokens: int, repeat: int, seconds: float) -> None:
-            padded = {"chunk_tokens": tokens, "bucket_chunk": tokens, "chunks": 1}
-            part.add(section="layers", model=name, kind="prefill", repeat=repeat, seconds=seconds, **padded)
-
-        if measure_layers(arch, self.device, self.options.seed, known, self.options.budget_s, add):
-            self.recorder.save()
 
     def _reading(self, rig: Rig, arch: ModelArchitecture) -> dict[str, Any] | None:
         """Clocks and power while the model runs; throttling is reported immediately."""

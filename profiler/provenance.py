@@ -1,5 +1,3 @@
-# mypy: disable-error-code="no-untyped-call"
-# (torch leaves its events untyped.)
 """Origin of samples: the GPU, its peak rates, its clocks and power under load, and all software versions."""
 
 from __future__ import annotations

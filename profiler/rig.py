@@ -1,5 +1,3 @@
-# mypy: disable-error-code="no-untyped-call"
-# (torch leaves streams untyped.)
 """Models ready to be measured: random weights, random caches, and a launch for every point of the grid.
 
 Every point redistributes the cache's pages to as many slots of its length as they make, so that many short rows and few

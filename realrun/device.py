@@ -1,5 +1,3 @@
-# mypy: disable-error-code="no-untyped-call"
-# (torch leaves streams and events untyped.)
 """The real GPU as a policy's `Device`: lanes are CUDA streams, launches are graph replays, verdicts are read back.
 
 The host launches and polls; it never waits for the device. The simulator's accounting writes the records, so that they
@@ -38,9 +36,9 @@ from pdvsim.realrun.engine.graphs import MOST_WAIT_S, GraphLane, LaunchOutcome, 
 from pdvsim.realrun.engine.head import Head, states_width
 from pdvsim.realrun.engine.model import Transformer
 from pdvsim.realrun.engine.weights import Weights
-from pdvsim.realrun.host import open_lanes
 from pdvsim.realrun.memory import LaneRole, Needs, PagedKv, packed, places
 from pdvsim.realrun.ngram import History
+from pdvsim.realrun.streams import open_lanes
 from pdvsim.realrun.telemetry import Telemetry
 from pdvsim.sim.config import Experiment, Server
 from pdvsim.sim.core import Chunk, Request, Role

@@ -7,6 +7,7 @@ do not end it.
 from __future__ import annotations
 
 import gc
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -22,7 +23,6 @@ from pdvsim.realrun.engine.arch import ModelArchitecture, from_config, headed, p
 from pdvsim.realrun.engine.cache import PAGE
 from pdvsim.realrun.engine.head import Head
 from pdvsim.realrun.engine.model import Transformer
-from pdvsim.realrun.host import RealHost, host_idle_share
 from pdvsim.realrun.machine import Machine, as_served, refuse
 from pdvsim.realrun.memory import Needs, PagedKv, Slots, available_bytes, pages_that_fit
 from pdvsim.realrun.telemetry import Telemetry, machine_facts
@@ -32,12 +32,14 @@ from pdvsim.sim.cluster import cached_facts, check_context, check_kv, drawn_verd
 from pdvsim.sim.config import Experiment, Traffic
 from pdvsim.sim.core import Request, Role
 from pdvsim.sim.machine.ledger import Ledger
+from pdvsim.sim.metrics.launches import Union
 from pdvsim.sim.models.presets import PARD, drafter, in_parallel, is_config, quantised, unquantised
 from pdvsim.sim.models.presets import pair as named_pair
 from pdvsim.sim.models.specs import HeadSpec, ModelSpec, Pair
 from pdvsim.sim.policies import own_errors, policy_of
 from pdvsim.sim.policies.base import Context, Policy
 from pdvsim.sim.prices.costs import CostModel, LookupCosts
+from pdvsim.sim.prices.host import HostTimes, SimulatedHost
 from pdvsim.sim.prices.pace import pace_of
 from pdvsim.sim.prices.profile import Profile
 from pdvsim.sim.records import Columns, Log, Result, request_columns, rows_of
@@ -168,7 +170,7 @@ class RealServer:
         vocab, seed = rig.models["target"].arch.spec.vocab, experiment.traffic.seed
         texts = prompts(requests, vocab, seed)
         on_device = torch.from_numpy(np.concatenate([*texts.values()])).to(rig.sequences.device)
-        parts = on_device.split([len(text) for text in texts.values()])  # type: ignore[no-untyped-call]
+        parts = on_device.split([len(text) for text in texts.values()])
         tokens = dict(zip(texts, parts, strict=True))
         self._next_turns = next_turns(requests)
         if rig.needs.looks_up:
@@ -176,7 +178,7 @@ class RealServer:
             on_host = {id: text.tolist() for id, text in texts.items()}
             lookups = Lookups(on_host, None if own else lookup_of(settings.drafted_by, experiment.acceptance))
         known = rig.sequences.device.type == "cuda" and all(m.name in profile.models for m in models.values())
-        host = RealHost()
+        host = SimulatedHost(HostTimes())  # what an operation costs the host has been paid when it is over
         ledger = Ledger(latency if known else {}, self.log.launches)
         held = rig.needs.pages * PAGE
         capacity = min(experiment.hardware.kv_capacity_tokens or held, held)
@@ -419,3 +421,15 @@ def measured(
     if stopped:
         raise Interrupted(result, len(asked))
     return result
+
+
+def host_idle_share(launches: Columns, requests: Columns) -> dict[str, float]:
+    """Share of the time that requests were there in which the GPU had nothing to run; nothing without launches.
+
+    Gaps between the kernels of one launch are the GPU's own and do not count; copying inputs in and results out does.
+    """
+    present, busy = Union(), Union()
+    present.add(requests["arrival_s"], requests["finish_s"], math.inf)
+    busy.add(launches["start_s"], launches["end_s"], math.inf)
+    lasted_s = present.length_s()
+    return {"host_idle_share": max(0.0, 1 - busy.length_s() / lasted_s)} if len(launches["end_s"]) and lasted_s else {}

@@ -17,7 +17,7 @@ from typing import Any, Literal
 import torch
 
 from pdvsim.sim.models.presets import from_config as spec_from_config
-from pdvsim.sim.models.presets import model, model_or_shard, read_config, unquantised
+from pdvsim.sim.models.presets import model_or_shard, read_config
 from pdvsim.sim.models.specs import HeadSpec, ModelSpec
 
 Activation = Literal["silu", "gelu_tanh"]
@@ -99,26 +99,34 @@ def from_config(config: Mapping[str, Any] | Path | str, name: str | None = None)
         config = read_config(path)
     spec = spec_from_config(config, name or str(config.get("_name_or_path") or config.get("model_type")))
     _refuse_unsupported(config, spec)
-    rope = dict(config.get("rope_parameters") or {})
-    theta = rope.get("rope_theta", config.get("rope_theta", 10000.0))
-    return _assemble(spec, float(theta), float(config.get("rms_norm_eps", 1e-6)), _rope_scaling(config), config)
+    return _computed(spec, config)
 
 
-def _assemble(
-    spec: ModelSpec, theta: float, eps: float, scaling: Llama3Rope | None, config: Mapping[str, Any]
-) -> ModelArchitecture:
-    gemma = spec.family == "gemma"
-    act = str(config.get("hidden_activation") or config.get("hidden_act") or "silu")
+def preset(name: str) -> ModelArchitecture:
+    """The architecture of a preset, of its shard or of a head of one.
+
+    Its weights are random, so its rope is the default one: no angle changes how long a forward takes.
+    """
+    spec = model_or_shard(name)
+    refuse(spec)
+    arch = _computed(spec, {})
+    return headed(arch, spec) if isinstance(spec, HeadSpec) else arch
+
+
+def _computed(spec: ModelSpec, config: Mapping[str, Any]) -> ModelArchitecture:
+    """What a model of this shape computes, by its family and by what its configuration says."""
+    gemma, rope = spec.family == "gemma", dict(config.get("rope_parameters") or {})
+    act = str(config.get("hidden_activation") or config.get("hidden_act") or ("gelu" if gemma else "silu"))
     if act not in ACTIVATIONS or (act == "gelu" and not gemma):
         raise ValueError(f"activation {act!r} is not supported; supported: silu, gelu_pytorch_tanh")
     return ModelArchitecture(
         spec=spec,
-        rope_theta=theta,
-        norm_eps=eps,
+        rope_theta=float(rope.get("rope_theta", config.get("rope_theta", 10000.0))),
+        norm_eps=float(config.get("rms_norm_eps", 1e-6)),
         activation=ACTIVATIONS[act],
         qkv_bias=spec.family == "qwen2",
         qk_norm=spec.family == "qwen3",
-        rope_scaling=scaling,
+        rope_scaling=_rope_scaling(config),
         norm_offset=1.0 if gemma else 0.0,
         scale_embedding=gemma,
     )
@@ -144,8 +152,8 @@ def refuse(spec: ModelSpec) -> None:
     experts = spec.experts
     if spec.family not in FAMILIES or spec.latent is not None:
         raise ValueError(f"the engine does not run {spec.name} of family {spec.family}; it runs {', '.join(FAMILIES)}")
-    if spec.state or spec.sparse:
-        raise ValueError(f"the engine does not run {spec.name}: its layers have states or sparse attention")
+    if spec.state or spec.sparse or spec.window:
+        raise ValueError(f"the engine does not run {spec.name}: its layers have states, sliding or sparse attention")
     if experts is not None and (experts.shared or experts.dense_layers):
         raise ValueError(f"the engine does not run {spec.name}: all its layers must have experts, and none shared")
     if experts is not None and isinstance(spec, HeadSpec):
@@ -160,7 +168,7 @@ def _refuse_unsupported(config: Mapping[str, Any], spec: ModelSpec) -> None:
         raise ValueError("quantised checkpoints are not loaded; --quantization fp8 quantises 16-bit weights")
     if spec.experts is not None and not config.get("norm_topk_prob", spec.family == "mistral"):
         raise ValueError("norm_topk_prob=False is not supported: experts' shares are made to add up to one")
-    if spec.window is not None or "sliding_attention" in (config.get("layer_types") or ()):
+    if "sliding_attention" in (config.get("layer_types") or ()):
         raise ValueError("sliding-window attention is not supported")
     rope = config.get("rope_parameters") or {}
     part = rope.get("partial_rotary_factor", config.get("partial_rotary_factor"))
@@ -171,37 +179,8 @@ def _refuse_unsupported(config: Mapping[str, Any], spec: ModelSpec) -> None:
             raise ValueError(f"{key}={config[key]!r} is not supported")
 
 
-THETAS = {  # of presets whose rope is not turned by 10,000
-    "codellama-34b": 1e6, "llama-3.2-1b": 5e5, "llama-3.1-8b": 5e5, "llama-3.1-70b": 5e5, "llama-3.3-70b": 5e5,
-    "qwen2-1.5b": 1e6, "qwen2-7b": 1e6, "qwen2.5-72b": 1e6, "qwen3-0.6b": 1e6, "qwen3-4b": 1e6, "qwen3-8b": 1e6,
-    "qwen3-32b": 1e6, "mixtral-8x7b": 1e6, "qwen3-30b-a3b": 1e6, "qwen3-235b-a22b": 1e6,
-}  # fmt: skip
-PRESETS = ("tinyllama-1.1b", "llama-2-7b", "llama-2-70b", "gemma-2b", "gemma-7b", *THETAS)
-
-
-def _preset(name: str) -> ModelArchitecture:
-    spec = model(name)
-    stretched = name.startswith("llama-3")
-    scaling = Llama3Rope(32.0 if name == "llama-3.2-1b" else 8.0, 1.0, 4.0, 8192) if stretched else None
-    eps = 1e-5 if spec.family in ("llama", "mistral") else 1e-6
-    act = {"hidden_act": "gelu_pytorch_tanh" if spec.family == "gemma" else "silu"}
-    return _assemble(spec, THETAS.get(name, 1e4), eps, scaling, act)
-
-
 def headed(target: ModelArchitecture, spec: HeadSpec) -> ModelArchitecture:
     """A head on a target: its layer turns and norms as the target's; EAGLE-3's are Llama's, without biases."""
     if spec.kind == "eagle3":
         return replace(target, spec=spec, qkv_bias=False, qk_norm=False)
     return replace(target, spec=spec)
-
-
-def preset(name: str) -> ModelArchitecture:
-    """The architecture of a preset, of its shard or of a head of one; a ValueError naming those known otherwise."""
-    spec = model_or_shard(name)
-    refuse(spec)
-    whole = unquantised(spec.name.partition("/tp")[0])
-    target = whole.removeprefix(f"{spec.kind}-") if isinstance(spec, HeadSpec) else whole
-    if target not in PRESETS:
-        raise ValueError(f"the engine has no preset of {target}; give the folder of its checkpoint")
-    arch = _preset(target)
-    return headed(arch, spec) if isinstance(spec, HeadSpec) else replace(arch, spec=spec)

@@ -1,5 +1,3 @@
-# mypy: disable-error-code="no-untyped-def, untyped-decorator, no-untyped-call"
-# (Triton kernels take pointers and compile-time constants that Python's types do not describe.)
 """Attention on the GPU: a few new tokens per row over ragged cached contexts, and prompt chunks over theirs.
 
 Decode: the query heads that share a kv head, and a row's new tokens, are packed into one tile, so each key is read

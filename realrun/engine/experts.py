@@ -1,5 +1,3 @@
-# mypy: disable-error-code="no-untyped-def, untyped-decorator"
-# (Triton kernels take pointers and compile-time constants that Python's types do not describe.)
 """Mixtures of experts: tokens are routed on the device, grouped by expert, and each expert multiplies its own.
 
 One program multiplies an expert's tokens with a tile of its weights, so an expert that no token takes is never read.

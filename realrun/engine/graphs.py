@@ -1,5 +1,3 @@
-# mypy: disable-error-code="no-untyped-call"
-# (torch leaves streams, events and split untyped.)
 """Lanes: cheap launches of an engine from the host, one CUDA graph replay at a time.
 
 A lane has its stream, its input and output buffers and its pool of graphs; its launches run in order, and lanes run
@@ -38,6 +36,17 @@ class PromptChunk:
     start: int
     tokens: int
     final: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Payload:
+    """What a launch works on; what it says of rows is in the order of `slots`."""
+
+    slots: Sequence[int] = ()
+    limits: Sequence[int] = ()  # drafts that a row really has
+    pins: Sequence[int] = ()  # how many to accept in place of the model's own verdict; -1: its own
+    chunks: Sequence[PromptChunk] = ()
+    offers: Sequence[Sequence[int]] = ()  # drafts that the host made
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,16 +198,12 @@ class GraphLane:
         slots: Sequence[int],
         drafts: int,
         *,
-        limits: Sequence[int] | None = None,
+        limits: Sequence[int] = (),
         pins: Sequence[int] | None = None,
         chunks: Sequence[PromptChunk] = (),
         offers: Sequence[Sequence[int]] = (),
     ) -> Ticket:
-        """Judge the `drafts` last drafted tokens of each slot and settle what follows.
-
-        `limits` says how many of them a row really has; `pins` how many to accept in place of the model's own verdict;
-        `chunks` are prompt stretches carried by the same forward; `offers` are the drafts, where the host made them.
-        """
+        """Judge the `drafts` last drafted tokens of each slot and settle what follows; the rest as in `Payload`."""
         if not 0 <= drafts < MAX_ROW_TOKENS:
             raise ValueError(f"a verify takes 0 to {MAX_ROW_TOKENS - 1} drafts, not {drafts}")
         rows, limits = self._row_bucket(len(slots)), limits or [drafts] * len(slots)
@@ -206,14 +211,14 @@ class GraphLane:
         if self.engine.packs and drafts:
             packed = packed_size(rows, drafts + 1, sum(limits) + len(limits))
         shape = ForwardShape(rows, drafts + 1, self._chunk_bucket(chunks), any(c.final for c in chunks), packed)
-        return self._launch(shape, slots, limits, pins or [-1] * len(slots), chunks, offers)
+        return self._launch(shape, Payload(slots, limits, pins or [-1] * len(slots), chunks, offers))
 
     def prefill(self, chunks: Sequence[PromptChunk]) -> Ticket:
         """Feed stretches of prompts already put into `Sequences`."""
         if not chunks:
             raise ValueError("nothing to prefill")
         shape = ForwardShape(0, 0, self._chunk_bucket(chunks), any(c.final for c in chunks))
-        return self._launch(shape, (), (), (), chunks)
+        return self._launch(shape, Payload(chunks=chunks))
 
     def draft(self, slots: Sequence[int], steps: int, *, width: int = 1) -> Ticket:
         """Draft `steps` tokens for each slot, from its last `width` on: 2 where all of some row's last were accepted.
@@ -226,7 +231,7 @@ class GraphLane:
             raise ValueError(
                 f"a forward takes {MAX_ROW_TOKENS} tokens per row, not {width} and {steps - 1} mask tokens"
             )
-        return self._launch(DraftShape(self._row_bucket(len(slots)), steps, width), slots, (), (), ())
+        return self._launch(DraftShape(self._row_bucket(len(slots)), steps, width), Payload(slots))
 
     def prepare(self, shapes: Sequence[LaunchShape]) -> None:
         """Capture the graphs of these shapes, for every priority, now rather than at their first launch."""
@@ -255,15 +260,7 @@ class GraphLane:
             f"{tokens} tokens of {len(chunks)} prompts do not fit the chunk buckets {self.engine.chunk_buckets}"
         )
 
-    def _launch(
-        self,
-        shape: LaunchShape,
-        slots: Sequence[int],
-        limits: Sequence[int],
-        pins: Sequence[int],
-        chunks: Sequence[PromptChunk],
-        offers: Sequence[Sequence[int]] = (),
-    ) -> Ticket:
+    def _launch(self, shape: LaunchShape, payload: Payload) -> Ticket:
         if self.gpu and shape not in self.graphs:
             self._capture(shape)
         stage = self._launches % STAGES
@@ -271,11 +268,8 @@ class GraphLane:
         old = self._tickets[stage]
         if old is not None:
             old.collect()
-        self._fill(self._host_views[stage], shape, slots, limits, pins, chunks)
-        for at, tokens in enumerate(offers):
-            begin = at * self.engine.offered
-            self._host_views[stage]["drafts"][begin : begin + len(tokens)] = tokens
-        ticket = Ticket(shape, len(slots), len(chunks), self._host_outputs[stage])
+        self._fill(self._host_views[stage], shape, payload)
+        ticket = Ticket(shape, len(payload.slots), len(payload.chunks), self._host_outputs[stage])
         self._tickets[stage] = ticket
         with self.on_stream():
             self._device_inputs.copy_(self._host_inputs[stage], non_blocking=True)
@@ -305,15 +299,9 @@ class GraphLane:
         context: AbstractContextManager[None] = torch.cuda.stream(self.stream)
         return context
 
-    def _fill(
-        self,
-        host: HostInputs,
-        shape: LaunchShape,
-        slots: Sequence[int],
-        limits: Sequence[int],
-        pins: Sequence[int],
-        chunks: Sequence[PromptChunk],
-    ) -> None:
+    def _fill(self, host: HostInputs, shape: LaunchShape, payload: Payload) -> None:
+        """Write what the device needs to know of a launch into the host's copy of its inputs."""
+        slots, limits, pins, chunks = payload.slots, payload.limits, payload.pins, payload.chunks
         rows, count, sequences = shape.rows, len(slots), self.engine.sequences
         host["row_slots"][:count], host["row_slots"][count:rows] = slots, sequences.scratch
         host["limits"][: len(limits)], host["limits"][len(limits) : rows] = limits, 0
@@ -341,12 +329,15 @@ class GraphLane:
             host["kept"][: len(within)] = within
             host["places"][: rows * width] = 0
             host["places"][within] = np.arange(len(within))
+        for at, tokens in enumerate(payload.offers):
+            begin = at * self.engine.offered
+            host["drafts"][begin : begin + len(tokens)] = tokens
 
     def _capture(self, shape: LaunchShape) -> None:
         """Run the shape once on the scratch slot, to compile and to initialise libraries, then record its graph."""
         assert self.stream is not None
         self.stream.synchronize()
-        self._fill(self._host_views[0], shape, (), (), (), ())
+        self._fill(self._host_views[0], shape, Payload())
         with torch.cuda.stream(self.stream):
             self._device_inputs.copy_(self._host_inputs[0])
             self.engine.run(shape, self.inputs)

@@ -1,5 +1,3 @@
-# mypy: disable-error-code="no-untyped-def, untyped-decorator"
-# (Triton kernels take pointers and compile-time constants that Python's types do not describe.)
 """Triton kernels around the matrix products: embedding, norm, activation, rope, argmax, settling of drafts.
 
 Each has its oracle of the same name and signature in `reference_ops`.

@@ -1,5 +1,3 @@
-# mypy: disable-error-code="no-untyped-def, untyped-decorator"
-# (Triton kernels take pointers and compile-time constants that Python's types do not describe.)
 """Matrix products on the residual stream: read it normed, or add to it in place.
 
 Products of few tokens only stream their weights. Their kernel takes all tokens in one tile, splits the inputs of an

@@ -1,5 +1,3 @@
-# mypy: disable-error-code="no-untyped-call"
-# (torch leaves split and unflatten untyped.)
 """Every kernel in plain torch: what runs on the CPU, and the oracle the Triton kernels are tested against.
 
 Signatures are those of `kernels`, `linear` and `attention`.

@@ -1,5 +1,3 @@
-# mypy: disable-error-code="no-untyped-call"
-# (torch leaves unflatten untyped.)
 """A model's weights on one device: random ones of the right shape, or a local safetensors checkpoint.
 
 Projections that read the same input are stored as one matrix: q, k, v in `qkv`; gate and up in `gate_up`, alternating

@@ -7,24 +7,23 @@ from pathlib import Path
 
 import pytest
 import torch
-from small import options, tiny
+from small import part_header, tiny
 
 from pdvsim.profiler import layers
-from pdvsim.profiler.measure import Profiler
-from pdvsim.profiler.samples import load
+from pdvsim.profiler.samples import Recorder, load
 
 CPU = torch.device("cpu")
 
 
 def test_sizes_that_are_known_are_not_measured_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(layers, "sizes", lambda: [40, 64, 100])
-    profiler, arch = Profiler(options(tmp_path, quick=False), tiny, lambda text: None), tiny("tiny-a")
-    profiler._layers(profiler.recorder.part(profiler.header("tiny-a", [arch])), arch)
-    monkeypatch.setattr(layers, "sizes", lambda: [40, 64, 100, 128])
-    again = Profiler(options(tmp_path, quick=False), tiny, lambda text: None)
-    again._layers(again.recorder.part(again.header("tiny-a", [arch])), arch)
+    for sizes in ([40, 64, 100], [40, 64, 100, 128]):
+        monkeypatch.setattr(layers, "sizes", lambda sizes=sizes: sizes)
+        recorder = Recorder(tmp_path)
+        assert layers.measure_layers(recorder.part(part_header("llama-2-7b")), tiny("llama-2-7b"), CPU, 0, 1e6)
+        recorder.save()
     columns = load(tmp_path).frame
-    assert sorted(columns["chunk_tokens"].tolist()) == [40, 64, 100, 128]
+    assert sorted(set(columns["chunk_tokens"])) == [40, 64, 100, 128]
+    assert len(columns) == 4
     assert set(columns["section"]) == {"layers"}
     assert (columns["seconds"] > 0).all()
 

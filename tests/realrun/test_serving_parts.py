@@ -18,9 +18,9 @@ from simpy.events import AllOf, Event, Timeout
 from pdvsim.realrun.clock import WallClock
 from pdvsim.realrun.engine.cache import PAGE, SCRATCH_PAGES, Sequences
 from pdvsim.realrun.engine.graphs import PromptChunk, wait_for
-from pdvsim.realrun.host import group_counts, host_idle_share
 from pdvsim.realrun.memory import CATCH_UP_ROWS, Needs, Slots, packed, pages_that_fit
-from pdvsim.realrun.site import TINY
+from pdvsim.realrun.site import TINY, host_idle_share
+from pdvsim.realrun.streams import group_counts
 from pdvsim.realrun.telemetry import COLUMNS, Telemetry
 from pdvsim.sim.config import Experiment, Server, Traffic
 from pdvsim.sim.core import Request

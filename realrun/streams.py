@@ -1,14 +1,8 @@
-# mypy: disable-error-code="no-untyped-call"
-# (torch leaves streams untyped.)
-"""The host's side of the real GPU: its thread, the streams it launches on, and how idle it leaves the GPU.
-
-What an operation costs the host has been paid when it is over, so there is nothing to add up.
-"""
+"""The streams that a policy's lanes launch on: of their own priorities, or on parts of the GPU of their own."""
 
 from __future__ import annotations
 
 import ctypes
-import math
 from collections.abc import Callable, Sequence
 
 import torch
@@ -19,29 +13,10 @@ from pdvsim.realrun.memory import LaneRole
 from pdvsim.sim.config import Server
 from pdvsim.sim.core import Role
 from pdvsim.sim.machine.lane import HIGHEST, PRIORITY
-from pdvsim.sim.metrics.launches import Union
-from pdvsim.sim.prices.host import HostTimes, Operation, SimulatedHost
-from pdvsim.sim.records import Columns
 
 SM_SHARES = {"decode": 0.4, "verify": 0.4, "prefill": 0.2}  # with --priority partition
 SM_GROUP = 8  # multiprocessors are given out in groups of this many
 RESOURCE_BYTES = 144  # the driver's CUdevResource: its kind first, its multiprocessors at 96
-
-
-class RealHost(SimulatedHost):
-    """Every operation is done when asked for: the clock has moved on by what it took."""
-
-    def __init__(self) -> None:
-        super().__init__(HostTimes())
-
-    def spend(self, now_s: float, cost_s: float, operation: Operation) -> float:
-        return now_s
-
-    def idle(self, lanes: int) -> None:
-        """Waiting lanes are woken by events and cost nothing."""
-
-    def notice(self, idle_since_s: float, now_s: float) -> float:
-        return now_s
 
 
 def open_lanes(engines: dict[Role, Engine], places: Sequence[LaneRole], server: Server) -> dict[LaneRole, GraphLane]:
@@ -118,15 +93,3 @@ def _caller(driver: ctypes.CDLL) -> Callable[..., None]:
             raise RuntimeError(f"{name} failed with error {code}")
 
     return call
-
-
-def host_idle_share(launches: Columns, requests: Columns) -> dict[str, float]:
-    """Share of the time that requests were there in which the GPU had nothing to run; nothing without launches.
-
-    Gaps between the kernels of one launch are the GPU's own and do not count; copying inputs in and results out does.
-    """
-    present, busy = Union(), Union()
-    present.add(requests["arrival_s"], requests["finish_s"], math.inf)
-    busy.add(launches["start_s"], launches["end_s"], math.inf)
-    lasted_s = present.length_s()
-    return {"host_idle_share": max(0.0, 1 - busy.length_s() / lasted_s)} if len(launches["end_s"]) and lasted_s else {}
