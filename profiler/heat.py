@@ -25,7 +25,7 @@ RUN_S = 0.6  # well past the time a clock takes to settle
 QUEUED_LAUNCHES = 4  # so that the card never waits for the host
 HEAVY_S = 0.012  # of heavy work, then as much of the light one
 
-CardReading = tuple[float, float]  # MHz, watts
+CardReading = tuple[float | None, float | None]  # MHz, watts; None where they cannot be read
 Heated = tuple[Ticket, Drawn, CardReading, float]
 
 
@@ -107,8 +107,8 @@ def seconds_of(ticket: Ticket) -> float:
 
 
 def card_reader(device: torch.device) -> Callable[[], CardReading]:
-    """Return a function that reads the card's clock and power; nan where they cannot be read."""
-    return reader_of(device, _clock_and_power) or (lambda: (float("nan"), float("nan")))
+    """Return a function that reads the card's clock and power."""
+    return reader_of(device, _clock_and_power) or (lambda: (None, None))
 
 
 def _clock_and_power(nvml: Any, card: Any) -> CardReading:

@@ -35,50 +35,49 @@ WHATS = ("gpu", "launch_idle", "launch_busy", "poll", "outcome", "turnaround", "
 LONGEST_LAUNCH_S = 60.0
 FASTEST, SLOWEST = 0.4, 200.0  # a median launch, against the least the card's ceilings allow
 HOST_SLOWEST_S = 0.02
-# name, dtype, value where it does not apply
-COLUMNS: tuple[tuple[str, str, Any], ...] = (
+TEXT, SMALL, LARGE, REAL = pa.dictionary(pa.int32(), pa.string()), pa.int16(), pa.int32(), pa.float32()
+# name, type, value where it does not apply
+COLUMNS: tuple[tuple[str, pa.DataType, Any], ...] = (
     # solo: one launch alone, on a cool card; heat: again and again, with readings of the card; corun:
     # co-running launches; host: what the host spends; layers: a model's without attention, over `chunk_tokens`
-    ("section", "U8", ""),
-    ("model", "U40", ""),
-    ("pair", "U80", ""),  # draft:target, of corun and host
-    ("kind", "U8", ""),
-    ("what", "U12", "gpu"),  # gpu: on the device; the others are host seconds
-    ("rows", "i2", 0),
-    ("bucket_rows", "i2", 0),  # rows after padding
-    ("tokens", "i2", 0),  # new tokens per row in the first forward
-    ("steps", "i2", 1),
-    ("catch_up", "?", False),
-    ("context", "i4", 0),  # cached tokens per row, nominal
-    ("context_total", "i4", 0),  # cached tokens over all rows before the first forward
-    ("chunk_tokens", "i4", 0),  # prompt tokens over all chunks
-    ("bucket_chunk", "i4", 0),
-    ("chunk_start", "i4", 0),
-    ("chunks", "i2", 0),
-    ("emits", "?", False),
-    ("lengths", "U8", "even"),  # how the rows' contexts lie about their mean
-    ("longest", "i4", 0),  # of the rows' contexts
-    ("group", "i2", -1),  # launches measured together, numbered within a pair
-    ("member", "i2", -1),
-    ("members", "i2", 1),  # how many ran concurrently; 1 in a corun section is a member alone on the same lane
-    ("priority", "i2", 0),  # of the stream; higher goes first
-    ("repeat", "i2", 0),
-    ("seconds", "f4", float("nan")),
-    ("start_s", "f4", float("nan")),  # corun: since the common start; heat: since the first launch
-    ("end_s", "f4", float("nan")),
-    ("sm_mhz", "f4", float("nan")),
-    ("power_w", "f4", float("nan")),
+    ("section", TEXT, ""),
+    ("model", TEXT, ""),
+    ("pair", TEXT, ""),  # draft:target, of corun and host
+    ("kind", TEXT, ""),
+    ("what", TEXT, "gpu"),  # gpu: on the device; the others are host seconds
+    ("rows", SMALL, 0),
+    ("bucket_rows", SMALL, 0),  # rows after padding
+    ("tokens", SMALL, 0),  # new tokens per row in the first forward
+    ("steps", SMALL, 1),
+    ("catch_up", pa.bool_(), False),
+    ("context", LARGE, 0),  # cached tokens per row, nominal
+    ("context_total", LARGE, 0),  # cached tokens over all rows before the first forward
+    ("chunk_tokens", LARGE, 0),  # prompt tokens over all chunks
+    ("bucket_chunk", LARGE, 0),
+    ("chunk_start", LARGE, 0),
+    ("chunks", SMALL, 0),
+    ("emits", pa.bool_(), False),
+    ("lengths", TEXT, "even"),  # how the rows' contexts lie about their mean
+    ("longest", LARGE, 0),  # of the rows' contexts
+    ("group", SMALL, -1),  # launches measured together, numbered within a pair
+    ("member", SMALL, -1),
+    ("members", SMALL, 1),  # how many ran concurrently; 1 in a corun section is a member alone on the same lane
+    ("priority", SMALL, 0),  # of the stream; higher goes first
+    ("repeat", SMALL, 0),
+    ("seconds", REAL, None),
+    ("start_s", REAL, None),  # corun: since the common start; heat: since the first launch
+    ("end_s", REAL, None),
+    ("sm_mhz", REAL, None),
+    ("power_w", REAL, None),
 )
 POINT = (
     "kind", "rows", "tokens", "steps", "catch_up", "context", "chunk_tokens", "chunk_start", "chunks", "emits",
     "lengths",
 )  # fmt: skip
-TYPES = {"i2": pa.int16(), "i4": pa.int32(), "f4": pa.float32(), "?": pa.bool_()}
-ARROW = {name: TYPES.get(dtype, pa.dictionary(pa.int32(), pa.string())) for name, dtype, _ in COLUMNS}
-NUMBERS = {name: dtype for name, dtype, _ in COLUMNS if dtype in TYPES}
+ARROW = {name: kind for name, kind, _ in COLUMNS}
 _DEFAULTS = {name: default for name, _, default in COLUMNS}
-WHOLE = tuple(name for name, dtype in NUMBERS.items() if dtype[0] == "i")
-_FLOATS = [name for name, dtype in NUMBERS.items() if dtype[0] == "f"]
+WHOLE = [name for name, kind in ARROW.items() if pa.types.is_integer(kind)]
+_FLOATS = [name for name, kind in ARROW.items() if kind == REAL]
 _SOMETIMES = ("start_s", "end_s", "sm_mhz", "power_w")  # empty where they do not apply
 
 
@@ -181,13 +180,7 @@ class Recorder:
 
 def table_of(rows: list[dict[str, Any]]) -> pa.Table:
     """Rows as they are stored; a number that does not apply is null."""
-    columns = {}
-    for name, kind in ARROW.items():
-        values = [row[name] for row in rows]
-        number = name in NUMBERS
-        columns[name] = pa.array(values, kind if number else pa.string(), from_pandas=True)
-        columns[name] = columns[name] if number else columns[name].dictionary_encode()
-    return pa.table(columns)
+    return pa.Table.from_pylist(rows, pa.schema(ARROW.items()))
 
 
 def _points(table: pa.Table) -> int:
@@ -216,15 +209,11 @@ def load(folder: str | Path) -> Samples:
         table = read_table(path)
     except (OSError, ValueError) as error:
         raise refusal(path, "file", error_text(error)) from None
-    for name in ARROW:
-        if name not in table.column_names:
-            raise refusal(path, name, "column is missing")
-    for name in table.column_names:
-        if name not in ARROW:
-            raise refusal(path, name, "unknown column")
-    for name, kind in ARROW.items():
-        if table.schema.field(name).type != kind:
-            raise refusal(path, name, f"is {table.schema.field(name).type}, must be {kind}")
+    types = dict(zip(table.schema.names, table.schema.types, strict=True))
+    for name in ARROW | types:
+        if types.get(name) != ARROW.get(name):
+            wrong = f"is {types[name]}, must be {ARROW[name]}" if name in ARROW and name in types else ""
+            raise refusal(path, name, wrong or ("column is missing" if name in ARROW else "unknown column"))
     frame: pd.DataFrame = table.to_pandas()
     check(path, frame, header)
     # small integers are for the file alone: products of them overflow

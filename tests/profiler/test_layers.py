@@ -7,20 +7,22 @@ from pathlib import Path
 
 import pytest
 import torch
-from small import part_header, tiny
+from small import options, tiny
 
 from pdvsim.profiler import layers
-from pdvsim.profiler.samples import Recorder, load
+from pdvsim.profiler.measure import Profiler
+from pdvsim.profiler.samples import load
 
 CPU = torch.device("cpu")
 
 
 def test_sizes_that_are_known_are_not_measured_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    arch = tiny("tiny-a")
     for sizes in ([40, 64, 100], [40, 64, 100, 128]):
         monkeypatch.setattr(layers, "sizes", lambda sizes=sizes: sizes)
-        recorder = Recorder(tmp_path)
-        assert layers.measure_layers(recorder.part(part_header("llama-2-7b")), tiny("llama-2-7b"), CPU, 0, 1e6)
-        recorder.save()
+        profiler = Profiler(options(tmp_path), tiny, lambda text: None)
+        assert layers.measure_layers(profiler.recorder.part(profiler.header("tiny-a", [arch])), arch, CPU, 0, 1e6)
+        profiler.recorder.save()
     columns = load(tmp_path).frame
     assert sorted(set(columns["chunk_tokens"])) == [40, 64, 100, 128]
     assert len(columns) == 4

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -178,8 +179,12 @@ def test_checkpoint_that_disagrees_with_its_config_is_refused(tmp_path: Path) ->
 
 def test_presets_are_those_of_the_simulator() -> None:
     """Every preset of a family that the engine runs; of others it says why not."""
-    archs = {name: preset(name) for name, spec in SPECS.items() if spec.family in FAMILIES and not spec.window}
+    archs = {}
+    for name in SPECS:
+        with suppress(ValueError):
+            archs[name] = preset(name)
     assert len(archs) > 40
+    assert {arch.spec.family for arch in archs.values()} == set(FAMILIES)
     assert all(arch.spec is SPECS[name] for name, arch in archs.items())
     assert {a.spec.family for a in archs.values() if a.qkv_bias} == {"qwen2"}
     assert {n for n, a in archs.items() if a.scale_embedding} == {"gemma-2b", "gemma-7b"}
