@@ -9,14 +9,13 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
-from pathlib import Path
 from time import perf_counter
 from typing import Any
 
 import numpy as np
 import torch
 
-from pdvsim.profiler.grid import GridPoint, labelled
+from pdvsim.profiler.grid import GridPoint, table
 from pdvsim.profiler.hostcost import host_costs
 from pdvsim.profiler.rig import QUICK, Effort, Launcher, Rig, sample, settle
 from pdvsim.profiler.samples import Part
@@ -40,9 +39,8 @@ def groups(quick: bool = False) -> list[GroupPlan]:
     Kinds interleaved in both settings, of which `quick` takes the first. Then by priority: long contexts, chunks of
     long prompts, several prompts, the drafter's prompts, and sizes at which the library changes its kernels.
     """
-    lines = (Path(__file__).parent / "groups.txt").read_text(encoding="utf-8").splitlines()
-    plan = [line.partition(": ")[::2] for line in (lines[:QUICK_GROUPS] if quick else lines)]
-    return [(n, setting, tuple(map(labelled, text.split(" + ")))) for n, (setting, text) in enumerate(plan)]
+    plan = [(number, setting, points) for number, (setting, points) in enumerate(table("groups.txt"))]
+    return plan[:QUICK_GROUPS] if quick else plan
 
 
 def side_by_side(launchers: Sequence[Launcher], seconds: float, stalled_s: float = STALLED_S) -> list[list[Span]]:

@@ -101,15 +101,21 @@ def labelled(label: str) -> GridPoint:
     )  # fmt: skip
 
 
+def table(name: str) -> list[tuple[str, tuple[GridPoint, ...]]]:
+    """The lines of a file next to this one: what is in front of the colon, and the points after it."""
+    lines = (Path(__file__).parent / name).read_text(encoding="utf-8").splitlines()
+    split = (line.partition(": ") for line in lines)
+    return [(front, tuple(map(labelled, labels.split(" + ")))) for front, _, labels in split]
+
+
 def design(drafts: bool, heads: bool = False) -> list[list[GridPoint]]:
     """The points of points.txt in classes of falling importance; `heads` adds drafts that read a round again."""
     asked = {"": True, "drafts": drafts, "heads": heads}
     classes: dict[str, list[GridPoint]] = {}
-    for line in (Path(__file__).parent / "points.txt").read_text(encoding="utf-8").splitlines():
-        name, _, label = line.partition(": ")
+    for name, points in table("points.txt"):
         importance, _, only = name.partition(" ")
         if asked[only]:
-            classes.setdefault(importance, []).append(labelled(label))
+            classes.setdefault(importance, []).extend(points)
     return list(classes.values())
 
 

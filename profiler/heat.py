@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from pdvsim.profiler.grid import GridPoint, labelled
+from pdvsim.profiler.grid import GridPoint, table
 from pdvsim.profiler.rig import Drawn, Launcher, Rig, free, settle
 from pdvsim.profiler.samples import Part
 from pdvsim.realrun.engine.graphs import Ticket
@@ -29,26 +29,12 @@ CardReading = tuple[float | None, float | None]  # MHz, watts; None where they c
 Heated = tuple[Ticket, Drawn, CardReading, float]
 
 
-HEATED = (  # launched alone, from memory-bound to compute-bound
-    "decode 1x1@512", "decode 8x1@512", "verify 8x5@512", "decode 64x1@512", "decode 32x1@1500", "verify 64x2@512",
-    "verify 64x5@512", "prefill 1x128 after 0", "prefill 1x512 after 0", "prefill 1x2048 after 0",
-    "mixed 8x5@512 1x256 after 0", "mixed 32x3@512 1x512 after 0",
-)  # fmt: skip
-HEATED_DRAFTER = (
-    "draft 8x1@512 k=4", "draft 64x1@512 k=4", "decode 64x1@512", "verify 64x5@512", "prefill 1x512 after 0",
-)  # fmt: skip
-FAR = (  # prompt chunks far into their context: attention over prompts takes much of their time
-    "prefill 1x512 after 3000", "prefill 1x256 after 6000", "prefill 1x1024 after 6000",
-    "mixed 32x3@1500 1x512 after 1500", "mixed 8x5@3000 1x256 after 3000",
-)  # fmt: skip
+def groups(drafter: bool) -> list[tuple[GridPoint, ...]]:
+    """The groups of heat.txt for a model: points alone, in turn with a heavy one, and far into their contexts.
 
-
-def groups(drafter: bool) -> list[list[GridPoint]]:
-    """Launches that run one after the other without a pause; new ones go last, as samples know them by number."""
-    alone, light, far = (HEATED_DRAFTER, HEATED_DRAFTER[:2], FAR[:1]) if drafter else (HEATED, HEATED[1:2], FAR)
-    in_turn = [["prefill 1x512 after 0", label] for label in light]
-    labels = [*([label] for label in alone), *in_turn, *([label] for label in far)]
-    return [[labelled(label) for label in group] for group in labels]
+    New ones go last, as samples know them by number.
+    """
+    return [points for name, points in table("heat.txt") if name == ("drafter" if drafter else "model")]
 
 
 def heat(rig: Rig, part: Part, group: int, points: Sequence[GridPoint]) -> None:

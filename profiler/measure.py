@@ -9,7 +9,7 @@ import gc
 import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, astuple
 from functools import cached_property, partial
 from pathlib import Path
 from time import monotonic
@@ -83,7 +83,7 @@ class Profiler:
         """Return whether the model may draft."""
         return arch.spec.name in self.options.drafts or arch.spec.params <= SMALL_PARAMS
 
-    def heated(self, arch: ModelArchitecture) -> list[list[GridPoint]]:
+    def heated(self, arch: ModelArchitecture) -> list[tuple[GridPoint, ...]]:
         """The groups of a model that are launched without a pause."""
         return [] if self.options.quick or self.device.type != "cuda" else groups(self._small(arch))
 
@@ -98,7 +98,7 @@ class Profiler:
         begin, options, arch = monotonic(), self.options, self.lookup(name)
         part = self.recorder.part(self.header(name, [arch]))
         points, done = self.points(arch), part.done("solo", *POINT)
-        todo = [p for p in points if tuple(getattr(p, field) for field in POINT) not in done]
+        todo = [point for point in points if astuple(point) not in done]
         known = part.done("heat", "group")
         unheated = [(n, group) for n, group in enumerate(self.heated(arch)) if (n,) not in known]
         if not options.quick and measure_layers(part, arch, self.device, options.seed, options.budget_s):

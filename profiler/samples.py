@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import partial
 from pathlib import Path
 from time import monotonic
@@ -70,10 +70,7 @@ COLUMNS: tuple[tuple[str, pa.DataType, Any], ...] = (
     ("sm_mhz", REAL, None),
     ("power_w", REAL, None),
 )
-POINT = (
-    "kind", "rows", "tokens", "steps", "catch_up", "context", "chunk_tokens", "chunk_start", "chunks", "emits",
-    "lengths",
-)  # fmt: skip
+POINT = tuple(field.name for field in fields(GridPoint))
 ARROW = {name: kind for name, kind, _ in COLUMNS}
 _DEFAULTS = {name: default for name, _, default in COLUMNS}
 WHOLE = [name for name, kind in ARROW.items() if pa.types.is_integer(kind)]

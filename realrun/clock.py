@@ -9,7 +9,7 @@ from __future__ import annotations
 import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
-from heapq import heappop, heappush
+from heapq import heappush
 from threading import current_thread, main_thread
 from time import perf_counter
 from types import FrameType
@@ -61,7 +61,7 @@ class WallClock(Clock):
         with self._heeding_ctrl_c():
             while last.callbacks is not None:
                 if queue and queue[0][0] <= self.now:  # asking costs more than most events: first all that is due
-                    self._happen(heappop(queue)[3])
+                    self.step()
                 else:
                     busy = False
                     for source in sources:
@@ -73,13 +73,6 @@ class WallClock(Clock):
                             source.rest()
                 if self._interrupted:
                     raise KeyboardInterrupt
-
-    def _happen(self, event: Event) -> None:
-        callbacks, event.callbacks = event.callbacks, None  # type: ignore[assignment]
-        for callback in callbacks:
-            callback(event)
-        if not event._ok and not event.defused:
-            raise event._value
 
     @contextmanager
     def _heeding_ctrl_c(self) -> Iterator[None]:

@@ -204,7 +204,6 @@ class RealServer:
         """Start the clock and the policy's processes."""
         self.env.start()
         self.device.begin()
-        self.device.telemetry.restart()
         self.servers = [policy_of(self.experiment.arch)(self.context)]
         for process in self.servers[0].processes():
             self.env.process(process)

@@ -53,11 +53,6 @@ class Telemetry:
         self.cost_s += took
         self._due_s = now_s + max(EVERY_S, took / MOST_SHARE)
 
-    def restart(self) -> None:
-        """Forget what was before the clock started."""
-        self._rows.clear()
-        self.cost_s = self._due_s = 0.0
-
     def columns(self) -> Columns:
         """Columns with one row per sample."""
         grid = np.array(self._rows, dtype=np.float64).reshape(-1, len(COLUMNS))

@@ -1,5 +1,5 @@
 # mypy: disable-error-code="no-untyped-call"
-# (transformers and parts of torch are untyped.)
+# (transformers is untyped.)
 """Check the engine on this GPU: `python studies/engine_check.py [PART ...]`. Exits with 1 if a check fails.
 
 Kernels against their torch counterparts on random data; bf16 logits as close to float32 as transformers' own; greedy
@@ -22,7 +22,7 @@ from torch import Tensor
 from pdvsim.realrun.engine import gpu, reference_ops
 from pdvsim.realrun.engine.arch import ModelArchitecture
 from pdvsim.realrun.engine.batch import ForwardBatch, Gate, Residual
-from pdvsim.realrun.engine.cache import PAGE, KVCache, Sequences
+from pdvsim.realrun.engine.cache import HEADROOM, PAGE, KVCache, Sequences
 from pdvsim.realrun.engine.engine import Engine
 from pdvsim.realrun.engine.graphs import GraphLane, PromptChunk
 from pdvsim.realrun.engine.head import Head
@@ -30,6 +30,14 @@ from pdvsim.realrun.engine.model import Transformer
 from pdvsim.sim.models.specs import ModelSpec
 
 DEVICE = torch.device("cuda")
+
+
+def put(sequences: Sequences, slot: int, tokens: Sequence[int], settled: bool = False) -> None:
+    """Write a request's tokens from position 0; with `settled` its length too, for a request resumed elsewhere."""
+    assert 0 < len(tokens) <= sequences.capacity - HEADROOM
+    sequences.tokens[slot, : len(tokens)] = torch.tensor(tokens, dtype=torch.int32, device=sequences.device)
+    if settled:
+        sequences.length[slot : slot + 1].fill_(len(tokens))
 
 
 def prefill(
@@ -70,9 +78,8 @@ def generate(
     sequences = target.engine.sequences
     with target.on_stream():
         for slot, prompt in enumerate(prompts):
-            if len(prompt) + new_tokens > sequences.usable:
-                raise ValueError(f"prompt {slot} and {new_tokens} new tokens do not fit {sequences.usable}")
-            sequences.put(slot, prompt)
+            assert len(prompt) + new_tokens <= sequences.capacity - HEADROOM
+            put(sequences, slot, prompt)
     rereads = draft is not None and draft.engine.model.arch.spec.rereads
     head = draft if draft is not None and isinstance(draft.engine.model, Head) else None
     outputs = prefill(target, prompts, chunk_tokens, emit=True, head=head)
@@ -81,7 +88,7 @@ def generate(
     unread = [0] * len(prompts)  # accepted drafts that the drafter has yet to read: its own last, or all of them
     while active := [s for s, out in enumerate(outputs) if len(out) < new_tokens]:
         if draft is None:
-            rows = target.step(active).outcome().rows
+            rows = target.verify(active, 0).outcome().rows
         else:
             draft.draft(active, drafts, width=1 + max(unread[s] for s in active)).outcome()
             rows = target.verify(active, drafts).outcome().rows
@@ -213,7 +220,7 @@ def check_logits() -> Iterator[tuple[str, float, float]]:
             model = Transformer.load(folder, 384, DEVICE, torch.bfloat16)
         sequences = Sequences(2, 384, DEVICE)
         cache = model.new_cache(sequences.pool)
-        sequences.put(0, tokens.tolist(), settled=True)
+        put(sequences, 0, tokens.tolist(), settled=True)
         limit = 1.2 * error(theirs, exact)
         whole = model.forward(batch_of([], 0, sequences, 320, [(0, 0, 300)]), cache, sequences)
         yield f"{family} logits, prompt", error(model.logits(whole.stream)[:300], exact), limit
@@ -253,8 +260,8 @@ def check_generation() -> Iterator[tuple[str, float, float]]:
         0.0,
     )
     with lane.on_stream():
-        sequences.put(0, prompts[1])
-        sequences.put(1, prompts[2])
+        put(sequences, 0, prompts[1])
+        put(sequences, 1, prompts[2])
     lane.prefill([PromptChunk(0, 0, 40, True)]).outcome()
     mixed = lane.verify([0], 0, chunks=[PromptChunk(1, 0, 17, True)]).outcome()
     yield "mixed forward: wrong tokens", float([mixed.rows[0][0], mixed.first[0]] != [plain[1][1], plain[2][0]]), 0.0

@@ -15,26 +15,24 @@ from statistics import median
 import torch
 
 from pdvsim.profiler.layers import Stack
+from pdvsim.realrun.engine import linear
 from pdvsim.realrun.engine.arch import preset
-from pdvsim.realrun.engine.linear import TUNING
 
 MODELS = ("llama-3.1-8b-fp8", "llama-3.1-8b", "tinyllama-1.1b")
 TOKENS = (8, 32, 40, 48, 64, 96)
-FORMS: tuple[dict[str, float], ...] = (
-    {}, {"widest": 64}, {"widest": 64, "block_k": 128}, {"widest": 64, "block_n": 128}, {"widest": 64, "warps": 8},
-    {"widest": 64, "programs_per_sm": 2.0},
-)  # fmt: skip
+CHANGES: tuple[dict[str, float], ...] = ({}, {"BLOCK_K": 128}, {"BLOCK_N": 128}, {"WARPS": 8}, {"PROGRAMS_PER_SM": 2.0})
+FORMS: tuple[dict[str, float], ...] = ({}, *({"SMALL_TOKENS": 64} | change for change in CHANGES))
 
 
 def main(models: Sequence[str]) -> None:
     """Print a row per model and form."""
-    shipped = {name: getattr(TUNING, name) for form in FORMS for name in form}
+    shipped = {name: getattr(linear, name) for form in FORMS for name in form}
     print(f"{'microseconds per layer at tokens':56}", *(f"{tokens:7}" for tokens in TOKENS))
     for name in models or MODELS:
         stack = Stack(preset(name), torch.device("cuda"), 0)
         for form in FORMS:
             for field, value in {**shipped, **form}.items():
-                setattr(TUNING, field, value)
+                setattr(linear, field, value)
             layer_us = [1e6 * median(stack.seconds(tokens)) / stack.layers for tokens in TOKENS]
             print(f"{name:20} {form!s:35}", *(f"{each:7.1f}" for each in layer_us), flush=True)
 

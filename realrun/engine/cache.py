@@ -98,24 +98,6 @@ class Sequences:
             last = rows + ends.clamp(0, batch.chunk - 1).flatten()
             self.states[slots[last].long(), positions[last].long() % RING] = states[last]
 
-    @property
-    def usable(self) -> int:
-        """Tokens a request may have in all, prompt and output."""
-        return self.capacity - HEADROOM
-
-    def put(self, slot: int, tokens: Sequence[int], settled: bool = False) -> None:
-        """Write a request's tokens from position 0; with `settled` its length too, for a request resumed elsewhere."""
-        if not 0 <= slot < self.slots:
-            raise ValueError(f"slot {slot} is not one of {self.slots}")
-        if not 0 < len(tokens) <= self.usable:
-            raise ValueError(f"{len(tokens)} tokens do not fit a slot of {self.usable}")
-        host = torch.tensor(tokens, dtype=torch.int32)
-        if self.device.type == "cuda":
-            host = host.pin_memory()
-        self.tokens[slot, : len(tokens)].copy_(host, non_blocking=True)
-        if settled:
-            self.length[slot : slot + 1].fill_(len(tokens))
-
     def turn(self, place: int, pages: Sequence[int]) -> None:
         """Write pages into the table, from a place of the flat table on."""
         host = torch.tensor(pages, dtype=torch.int32)

@@ -189,10 +189,6 @@ class GraphLane:
         """Graphs of the next launch's priority; none on the CPU."""
         return {} if self.streams is None else self.graphs_by_priority[self.streams.priority]
 
-    def step(self, slots: Sequence[int]) -> Ticket:
-        """Plain decoding: one new token for each slot."""
-        return self.verify(slots, 0)
-
     def verify(
         self,
         slots: Sequence[int],
@@ -204,8 +200,7 @@ class GraphLane:
         offers: Sequence[Sequence[int]] = (),
     ) -> Ticket:
         """Judge the `drafts` last drafted tokens of each slot and settle what follows; the rest as in `Payload`."""
-        if not 0 <= drafts < MAX_ROW_TOKENS:
-            raise ValueError(f"a verify takes 0 to {MAX_ROW_TOKENS - 1} drafts, not {drafts}")
+        assert 0 <= drafts < MAX_ROW_TOKENS, drafts
         rows, limits = self._row_bucket(len(slots)), limits or [drafts] * len(slots)
         packed = 0
         if self.engine.packs and drafts:
@@ -215,8 +210,7 @@ class GraphLane:
 
     def prefill(self, chunks: Sequence[PromptChunk]) -> Ticket:
         """Feed stretches of prompts already put into `Sequences`."""
-        if not chunks:
-            raise ValueError("nothing to prefill")
+        assert chunks, "nothing to prefill"
         shape = ForwardShape(0, 0, self._chunk_bucket(chunks), any(c.final for c in chunks))
         return self._launch(shape, Payload(chunks=chunks))
 
@@ -225,12 +219,8 @@ class GraphLane:
 
         A head reads what was accepted again: one more than the most of any row.
         """
-        if not 0 < steps < MAX_ROW_TOKENS:
-            raise ValueError(f"a draft takes 1 to {MAX_ROW_TOKENS - 1} steps, not {steps}")
-        if self.engine.model.arch.spec.parallel and width + steps - 1 > MAX_ROW_TOKENS:
-            raise ValueError(
-                f"a forward takes {MAX_ROW_TOKENS} tokens per row, not {width} and {steps - 1} mask tokens"
-            )
+        assert 0 < steps < MAX_ROW_TOKENS, steps
+        assert not self.engine.model.arch.spec.parallel or width + steps - 1 <= MAX_ROW_TOKENS, (width, steps)
         return self._launch(DraftShape(self._row_bucket(len(slots)), steps, width), Payload(slots))
 
     def prepare(self, shapes: Sequence[LaunchShape]) -> None:
@@ -250,8 +240,7 @@ class GraphLane:
         raise ValueError(f"{rows} rows do not fit the buckets {self.engine.row_buckets}")
 
     def _chunk_bucket(self, chunks: Sequence[PromptChunk]) -> int:
-        if not all(c.tokens > 0 for c in chunks):
-            raise ValueError("an empty chunk")
+        assert all(c.tokens > 0 for c in chunks), "an empty chunk"
         tokens = sum(c.tokens for c in chunks)
         for bucket in (0, *self.engine.chunk_buckets):
             if tokens <= bucket and len(chunks) <= most_prompts(bucket):

@@ -7,8 +7,6 @@ parts up, always in the same order: runs repeat bit for bit. Wider products go t
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
 import torch.nn.functional as F
 import triton
@@ -29,24 +27,13 @@ from pdvsim.realrun.engine.kernels import (
     unit_norm,
 )
 
-
-@dataclass(slots=True)
-class LinearTuning:
-    """How narrow products run; one object so that a benchmark can try others."""
-
-    widest: int = SMALL_TOKENS  # tokens up to which the kernel below is used
-    largest_bytes: int = SMALL_BYTES  # weights up to which it is: larger products hide the library's fixed costs
-    block_n: int = 64
-    block_k: int = 64
-    warps: int = 4
-    programs_per_sm: float = 1.0  # outputs are split over inputs until about this many
-
-    def takes(self, x: Tensor, weight: Matrix) -> bool:
-        """Return whether the kernel rather than the library multiplies these."""
-        return x.shape[0] <= self.widest and (isinstance(weight, Fp8) or weight.nbytes <= self.largest_bytes)
+# narrow products: the tile of a program, its warps, and how many a multiprocessor outputs are split into programs for
+BLOCK_N, BLOCK_K, WARPS, PROGRAMS_PER_SM = 64, 64, 4, 1.0
 
 
-TUNING = LinearTuning()
+def takes(x: Tensor, weight: Matrix) -> bool:
+    """Return whether the kernel rather than the library multiplies these: larger products hide its fixed costs."""
+    return x.shape[0] <= SMALL_TOKENS and (isinstance(weight, Fp8) or weight.nbytes <= SMALL_BYTES)
 
 
 @triton.jit(do_not_specialize=["tokens"])
@@ -134,24 +121,23 @@ def _run_narrow(
     bias: Tensor | None = None,
     gate: Gate | None = None,
     sums: Tensor | None = None,
-    tuning: LinearTuning,
 ) -> None:
     x, values, x_scales, scales = operands(given, weight)
     tokens, inputs = x.shape
     outputs = weight.shape[0]
     sms, shared = card(x.device)
     block_m = max(16, triton.next_power_of_2(tokens))
-    block_k = min(tuning.block_k * 2 // x.element_size(), max(32, triton.next_power_of_2(inputs)))
+    block_k = min(BLOCK_K * 2 // x.element_size(), max(32, triton.next_power_of_2(inputs)))
     # as many stages as let three programs share a multiprocessor
-    stages = max(3, min(6, shared // 3 // ((block_m + tuning.block_n) * block_k * x.element_size())))
-    tiles = triton.cdiv(outputs, tuning.block_n)
+    stages = max(3, min(6, shared // 3 // ((block_m + BLOCK_N) * block_k * x.element_size())))
+    tiles = triton.cdiv(outputs, BLOCK_N)
     blocks = triton.cdiv(inputs, block_k)
-    wanted = max(1, min(8, blocks, round(tuning.programs_per_sm * sms / tiles)))
+    wanted = max(1, min(8, blocks, round(PROGRAMS_PER_SM * sms / tiles)))
     span = triton.cdiv(blocks, wanted) * block_k
     splits = triton.cdiv(inputs, span)
     part, counter = x, x
     if splits > 1:
-        part = out.new_empty(tiles * splits * tuning.block_n * block_m, dtype=torch.float32)
+        part = out.new_empty(tiles * splits * BLOCK_N * block_m, dtype=torch.float32)
         counter = counters(x.device)
     _narrow[(splits, tiles)](
         x, values, x_scales, scales, bias, squares, part, counter, out, sums,
@@ -159,9 +145,9 @@ def _run_narrow(
         QUANTISED=scales is not None, NORM=squares is not None, BIAS=bias is not None,
         ACT=ACTIVATION_CODES[gate.activation] if gate else 0, GATE=gate.block if gate else 1,
         RESIDUAL=sums is not None, EVEN=inputs % block_k == 0, SPLIT=splits > 1,
-        BLOCK_M=block_m, BLOCK_N=tuning.block_n, BLOCK_K=block_k,
+        BLOCK_M=block_m, BLOCK_N=BLOCK_N, BLOCK_K=block_k,
         BLOCK_S=triton.next_power_of_2(squares.shape[0]) if squares is not None else 1,
-        num_warps=tuning.warps, num_stages=stages, **overlapping(x.device),
+        num_warps=WARPS, num_stages=stages, **overlapping(x.device),
     )  # fmt: skip
 
 
@@ -208,14 +194,13 @@ def normed(
     *,
     bias: Tensor | None = None,
     gate: Gate | None = None,
-    tuning: LinearTuning = TUNING,
 ) -> Tensor:
     """norm(stream) @ weight.T, then bias, then gated activation; see `reference_ops.normed`."""
     x = stream.x
-    if tuning.takes(x, weight) and (isinstance(weight, Fp8) or stream.squares is not None):
+    if takes(x, weight) and (isinstance(weight, Fp8) or stream.squares is not None):
         out = x.new_empty(x.shape[0], weight.shape[0] // (2 if gate else 1))
         given, squares = (to_fp8(x, eps), None) if isinstance(weight, Fp8) else (x, stream.squares)
-        _run_narrow(given, weight, out, squares=squares, eps=eps, bias=bias, gate=gate, tuning=tuning)
+        _run_narrow(given, weight, out, squares=squares, eps=eps, bias=bias, gate=gate)
         return out
     if isinstance(weight, Fp8):
         y = _wide_fp8(to_fp8(x, eps), weight, x.dtype)
@@ -225,13 +210,13 @@ def normed(
     return gated(y, gate) if gate else y
 
 
-def added(y: Tensor, weight: Matrix, stream: Residual, *, tuning: LinearTuning = TUNING) -> Residual:
+def added(y: Tensor, weight: Matrix, stream: Residual) -> Residual:
     """Add y @ weight.T to the stream in place; see `reference_ops.added`."""
-    if not tuning.takes(y, weight):
+    if not takes(y, weight):
         if isinstance(weight, Fp8):
             return Residual(stream.x.add_(_wide_fp8(to_fp8(y), weight, y.dtype)), None)
         return Residual(stream.x.addmm_(y, weight.t()), None)
-    tiles = triton.cdiv(weight.shape[0], tuning.block_n)
+    tiles = triton.cdiv(weight.shape[0], BLOCK_N)
     sums = y.new_empty(tiles, y.shape[0], dtype=torch.float32)
-    _run_narrow(to_fp8(y) if isinstance(weight, Fp8) else y, weight, stream.x, sums=sums, tuning=tuning)
+    _run_narrow(to_fp8(y) if isinstance(weight, Fp8) else y, weight, stream.x, sums=sums)
     return Residual(stream.x, sums)

@@ -23,6 +23,7 @@ from pdvsim.sim.config import Arch, Experiment, Hardware, Server, Traffic
 from pdvsim.sim.models.presets import PRESETS as SPECS
 from pdvsim.sim.relevance import applicable
 from pdvsim.sim.workload.requests import make_requests
+from studies.engine_check import put
 
 SHAPE: dict[str, Any] = {
     "vocab_size": 67,
@@ -108,7 +109,7 @@ def test_logits_match(case: str, sharded: bool, tmp_path: Path) -> None:
     model = Transformer.load(tmp_path, 128, CPU, torch.float32)
     sequences = Sequences(2, 128, CPU)
     cache = model.new_cache(sequences.pool)
-    sequences.put(0, tokens, settled=True)
+    put(sequences, 0, tokens, settled=True)
     whole = feed(model, cache, sequences, 0, 0, 64, 40)[:40]
     torch.testing.assert_close(whole, expected, rtol=2e-5, atol=2e-5)
 

@@ -10,7 +10,7 @@ from tiny_engines import Stage, stage
 
 from pdvsim.realrun.engine.cache import PAGE
 from pdvsim.realrun.engine.graphs import PromptChunk
-from studies.engine_check import generate, prefill
+from studies.engine_check import generate, prefill, put
 
 PROMPT = [7, 3, 11, 40, 2, 2, 19, 33, 8, 50, 1, 28, 9]
 
@@ -24,8 +24,8 @@ def cached(lanes: Stage, slot: int, upto: int) -> torch.Tensor:
 @given(st.lists(st.integers(1, 6), min_size=1, max_size=8))
 def test_chunked_prefill_equals_whole(sizes: list[int]) -> None:
     whole, pieces = stage(), stage()
-    whole.sequences.put(0, PROMPT)
-    pieces.sequences.put(0, PROMPT)
+    put(whole.sequences, 0, PROMPT)
+    put(pieces.sequences, 0, PROMPT)
     expected = whole.target.prefill([PromptChunk(0, 0, len(PROMPT), True)]).outcome().first
     start, got = 0, None
     for size in [*sizes, len(PROMPT)]:
@@ -41,13 +41,13 @@ def test_chunked_prefill_equals_whole(sizes: list[int]) -> None:
 def test_rollback_leaves_what_never_drafting_leaves() -> None:
     drafted, plain = stage(), stage()
     for lanes in (drafted, plain):
-        lanes.sequences.put(0, PROMPT)
+        put(lanes.sequences, 0, PROMPT)
         prefill(lanes.target, [PROMPT], 64, emit=True)
         prefill(lanes.draft, [PROMPT], 64, emit=False)
     for _ in range(4):  # drafts are made, fed to the target, and all thrown away
         drafted.draft.draft([0], 5).outcome()
         drafted.target.verify([0], 5, pins=[0]).outcome()
-        plain.target.step([0]).outcome()
+        plain.target.verify([0], 0).outcome()
     assert drafted.sequences.get(0) == plain.sequences.get(0)
     known = len(PROMPT) + 4
     torch.testing.assert_close(cached(drafted, 0, known), cached(plain, 0, known), rtol=1e-5, atol=1e-5)
@@ -71,8 +71,8 @@ def test_padded_rows_change_nothing(rows: int) -> None:
 
 def test_results_survive_the_reuse_of_host_buffers() -> None:
     lanes = stage()
-    lanes.sequences.put(0, PROMPT)
+    put(lanes.sequences, 0, PROMPT)
     first = lanes.target.prefill([PromptChunk(0, 0, len(PROMPT), True)])
-    later = [lanes.target.step([0]) for _ in range(20)]
+    later = [lanes.target.verify([0], 0) for _ in range(20)]
     tokens = [first.outcome().first[0], *(ticket.outcome().rows[0][0] for ticket in later)]
     assert lanes.sequences.get(0) == PROMPT + tokens

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from unittest import mock
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -134,9 +136,9 @@ def test_products_with_8_bit_weights(tokens: int, sizes: tuple[int, int], gated:
     inputs, outputs = sizes
     weight, x = quantised(normal(outputs, inputs, seed=4)), exact(normal(tokens, inputs, seed=5))
     stream, gate = Residual(x, x.pow(2).sum(-1)[None]), Gate("silu", 4) if gated else None
-    tuning = linear.LinearTuning(widest=64, block_n=16, block_k=16)
-    products = linear.normed(stream, weight, 1e-5, gate=gate, tuning=tuning)
+    with mock.patch.multiple(linear, SMALL_TOKENS=64, BLOCK_N=16, BLOCK_K=16):
+        products = linear.normed(stream, weight, 1e-5, gate=gate)
+        into = linear.added(x, weight, Residual(normal(tokens, outputs, seed=6), None))
     torch.testing.assert_close(products, reference_ops.normed(stream, weight, 1e-5, gate=gate), rtol=1e-4, atol=1e-4)
-    into = linear.added(x, weight, Residual(normal(tokens, outputs, seed=6), None), tuning=tuning)
     expected = reference_ops.added(x, weight, Residual(normal(tokens, outputs, seed=6), None))
     torch.testing.assert_close(into.x, expected.x, rtol=1e-4, atol=1e-4)

@@ -31,6 +31,7 @@ from pdvsim.sim.models.presets import drafter
 from pdvsim.sim.models.specs import HeadKind, HeadSpec
 from pdvsim.sim.relevance import applicable
 from pdvsim.sim.run import simulate
+from studies.engine_check import put
 
 KINDS: tuple[HeadKind, ...] = ("eagle3", "mtp")
 PROMPTS = ([5, 9, 2, 7, 7, 1, 30, 8, 4], [11, 3, 60, 2, 2, 2, 15], [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11])
@@ -119,7 +120,7 @@ def test_drafts_are_those_of_a_plain_recomputation(kind: HeadKind, chunk: int, p
     sequences, head = target.engine.sequences, draft.engine.model
     assert isinstance(head, Head)
     for slot, prompt in enumerate(prompts):
-        sequences.put(slot, prompt)
+        put(sequences, slot, prompt)
         for start in range(0, len(prompt), chunk):
             size = min(chunk, len(prompt) - start)
             target.prefill([PromptChunk(slot, start, size, start + size == len(prompt))]).outcome()
@@ -223,7 +224,7 @@ def test_the_gpus_kernels_draft_what_the_plain_recomputation_does() -> None:
     assert isinstance(head, Head)
     target.engine.model.ops = head.ops = gpu
     for slot, prompt in enumerate((PROMPTS[0][:5], [11])):
-        sequences.put(slot, prompt)
+        put(sequences, slot, prompt)
         for start in range(0, len(prompt), 4):
             size = min(4, len(prompt) - start)
             target.prefill([PromptChunk(slot, start, size, start + size == len(prompt))]).outcome()
@@ -240,8 +241,8 @@ def test_attention_is_not_the_kernel_of_its_plan(kind: HeadKind) -> None:
     for lane in lanes(kind):
         called: list[str] = []
         lane.engine.model.ops = Recorded(called)  # type: ignore[assignment]
-        lane.engine.sequences.put(0, PROMPTS[0], settled=True)
-        lane.step([0])
+        put(lane.engine.sequences, 0, PROMPTS[0], settled=True)
+        lane.verify([0], 0)
         lane.draft([0], 3, width=2)
         ahead = [before for before, name in itertools.pairwise(called) if name == "decode_attention"]
         assert ahead

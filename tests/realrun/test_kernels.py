@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from typing import Any
 from unittest import mock
 
 import numpy as np
@@ -90,13 +91,10 @@ def test_gated(activation: Activation) -> None:
     torch.testing.assert_close(kernels.gated(gate_up, gate), reference_ops.gated(gate_up, gate))
 
 
-tunings = st.builds(
-    linear.LinearTuning,
-    widest=st.sampled_from([8, 64]),
-    block_n=st.sampled_from([16, 32]),
-    block_k=st.sampled_from([16, 32]),
-    programs_per_sm=st.sampled_from([0.1, 2.0]),
-)
+tunings = st.fixed_dictionaries({
+    "SMALL_TOKENS": st.sampled_from([8, 64]), "BLOCK_N": st.sampled_from([16, 32]),
+    "BLOCK_K": st.sampled_from([16, 32]), "PROGRAMS_PER_SM": st.sampled_from([0.1, 2.0]),
+})  # fmt: skip
 sizes = (st.integers(1, 20), st.sampled_from([16, 48, 112, 136]), st.sampled_from([16, 40, 64]), tunings)
 
 
@@ -106,7 +104,7 @@ def test_normed(
     tokens: int,
     inputs: int,
     outputs: int,
-    tuning: linear.LinearTuning,
+    tuning: dict[str, Any],
     activation: Activation | None,
     biased: bool,
     parts: int,
@@ -116,21 +114,23 @@ def test_normed(
     squares = x.pow(2).sum(-1) * shares / shares.sum(0)
     bias = normal(outputs, seed=3) if biased else None
     gate = Gate(activation, 4) if activation else None
-    got = linear.normed(Residual(x, squares), weight, 1e-5, bias=bias, gate=gate, tuning=tuning)
+    with mock.patch.multiple(linear, **tuning):
+        got = linear.normed(Residual(x, squares), weight, 1e-5, bias=bias, gate=gate)
     expected = reference_ops.normed(Residual(x, None), weight, 1e-5, bias=bias, gate=gate)
     torch.testing.assert_close(got, expected, rtol=1e-5, atol=1e-5)
 
 
 @quick
 @given(*sizes)
-def test_added(tokens: int, inputs: int, outputs: int, tuning: linear.LinearTuning) -> None:
+def test_added(tokens: int, inputs: int, outputs: int, tuning: dict[str, Any]) -> None:
     y, weight = normal(tokens, inputs), normal(outputs, inputs, seed=1)
     x = normal(tokens, outputs, seed=2)
     expected = reference_ops.added(y, weight, Residual(x.clone(), None)).x
-    got = linear.added(y, weight, Residual(x, None), tuning=tuning)
+    with mock.patch.multiple(linear, **tuning):
+        got = linear.added(y, weight, Residual(x, None))
     assert got.x is x
     torch.testing.assert_close(x, expected, rtol=1e-5, atol=1e-5)
-    if tokens <= tuning.widest:
+    if tokens <= tuning["SMALL_TOKENS"]:
         torch.testing.assert_close(got.squares.sum(0), x.pow(2).sum(-1))
 
 

@@ -21,7 +21,7 @@ from pdvsim.sim.config import Arch, Experiment, Server, Traffic
 from pdvsim.sim.models.presets import in_parallel
 from pdvsim.sim.relevance import applicable
 from pdvsim.sim.run import simulate
-from studies.engine_check import prefill
+from studies.engine_check import prefill, put
 
 
 def lanes(slots: int = 4, capacity: int = 128) -> tuple[GraphLane, GraphLane]:
@@ -50,7 +50,7 @@ def test_drafts_are_those_of_a_plain_recomputation(steps: int) -> None:
     target, draft = lanes()
     sequences = target.engine.sequences
     for slot, prompt in enumerate(PROMPTS):
-        sequences.put(slot, prompt)
+        put(sequences, slot, prompt)
     texts = [[*prompt, first] for prompt, [first] in zip(PROMPTS, prefill(target, PROMPTS, 64, emit=True), strict=True)]
     prefill(draft, PROMPTS, 64, emit=False)
     slots, unread = list(range(len(PROMPTS))), [0] * len(PROMPTS)

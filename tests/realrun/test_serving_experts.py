@@ -19,6 +19,7 @@ from pdvsim.realrun.engine.batch import ForwardBatch, Pinned
 from pdvsim.realrun.engine.cache import Sequences
 from pdvsim.realrun.engine.model import Transformer
 from pdvsim.sim.models.presets import quantised
+from studies.engine_check import put
 
 DRAFT = {
     "model_type": "qwen3", "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1,
@@ -73,7 +74,7 @@ def test_a_checkpoint_is_quantised_when_it_is_loaded(tmp_path: Path) -> None:
     for of in (arch, replace(arch, spec=quantised(arch.spec))):
         model = Transformer.load(tmp_path, 64, CPU, torch.float32, of)
         sequences = Sequences(2, 64, CPU)
-        sequences.put(0, list(range(5, 25)), settled=True)
+        put(sequences, 0, list(range(5, 25)), settled=True)
         ints = lambda *v: torch.tensor(v, dtype=torch.int32)  # noqa: E731
         batch = ForwardBatch(0, 0, 32, ints(), ints(0), ints(0), ints(0, 20), sequences.pages, sequences.scratch)
         logits.append(model.logits(model.forward(batch, model.new_cache(sequences.pool), sequences).stream)[:20])
