@@ -36,7 +36,7 @@ Say = Callable[[str], None]
 Step = Callable[[int], None]
 
 
-class Task(NamedTuple):
+class Measurement(NamedTuple):
     """Something to measure: what it is called, the points that it launches, and what measures and records it."""
 
     label: str
@@ -109,8 +109,8 @@ class Profiler:
         rig = Rig([arch], self.device, options.seed)
         part.header["before"] = part.header.get("before") or self._reading(rig, arch)
         with self._timed(part, begin):
-            alone = [Task(point.label(), [point], partial(self._solo, rig, part, point)) for point in todo]
-            heats = [Task(f"heat {n}", group, partial(heat, rig, part, n, group)) for n, group in unheated]
+            alone = [Measurement(point.label(), [point], partial(self._solo, rig, part, point)) for point in todo]
+            heats = [Measurement(f"heat {n}", group, partial(heat, rig, part, n, group)) for n, group in unheated]
             self._work_off(rig, part, alone, options.budget_s, begin)
             self._work_off(rig, part, heats, math.inf, begin)
             part.header["after"] = self._reading(rig, arch)
@@ -131,12 +131,12 @@ class Profiler:
         part = self.recorder.part(self.header(pair, archs))
         rig = Rig(archs, self.device, options.seed)
         runs = corun.CoRuns(rig, part, options.quick)
-        tasks = [] if part.done("host", "what") else [Task("host costs", [], runs.host)]
+        tasks = [] if part.done("host", "what") else [Measurement("host costs", [], runs.host)]
         known = part.done("corun", "group")
         for number, setting, members in corun.groups(options.quick):
             if (number,) not in known:
                 label = f"{setting}: {' + '.join(point.label() for point in members)}"
-                tasks.append(Task(label, members, partial(runs.group, number, setting, members)))
+                tasks.append(Measurement(label, members, partial(runs.group, number, setting, members)))
         self.dealt += 1 + len(corun.groups(options.quick)) - len(tasks)
         with self._timed(part, begin):
             self._work_off(rig, part, tasks, options.pair_budget_s, monotonic())
@@ -150,7 +150,7 @@ class Profiler:
             part.header["seconds"] += monotonic() - begin_s
             self.recorder.save()
 
-    def _work_off(self, rig: Rig, part: Part, tasks: Sequence[Task], budget_s: float, begin_s: float) -> None:
+    def _work_off(self, rig: Rig, part: Part, tasks: Sequence[Measurement], budget_s: float, begin_s: float) -> None:
         """Measure as far as the time goes; note what is left out, and why. One that fails must not cost the others."""
         failures = 0
         for label, points, measure in tasks:
