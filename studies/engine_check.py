@@ -1,5 +1,3 @@
-# mypy: disable-error-code="no-untyped-call"
-# (transformers is untyped.)
 """Check the engine on this GPU: `python studies/engine_check.py [PART ...]`. Exits with 1 if a check fails.
 
 Kernels against their torch counterparts on random data; bf16 logits as close to float32 as transformers' own; greedy
@@ -34,7 +32,6 @@ DEVICE = torch.device("cuda")
 
 def put(sequences: Sequences, slot: int, tokens: Sequence[int], settled: bool = False) -> None:
     """Write a request's tokens from position 0; with `settled` its length too, for a request resumed elsewhere."""
-    assert 0 < len(tokens) <= sequences.capacity - HEADROOM
     sequences.tokens[slot, : len(tokens)] = torch.tensor(tokens, dtype=torch.int32, device=sequences.device)
     if settled:
         sequences.length[slot : slot + 1].fill_(len(tokens))

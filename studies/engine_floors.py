@@ -1,5 +1,3 @@
-# mypy: disable-error-code="no-untyped-call"
-# (torch leaves its events untyped.)
 """Forward times relative to the hardware's limits: `python studies/engine_floors.py [MODEL ...]`, on a CUDA GPU.
 
 Measures the card's copy bandwidth and bf16 matrix rate, then verify, draft step and prefill of the chosen presets as a
