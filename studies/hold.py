@@ -100,7 +100,7 @@ def advised(options: dict[str, Any]) -> dict[str, Any]:
     advice = pdvsim.advise(**options, budget=250)
     goal, bench, best = advice.question.goal, Bench(), advice.recommended
     assert best is not None
-    rows = {candidate: bench.rows(longer(candidate)) for candidate in advice.finals}
+    rows = {candidate: bench.rows(longer(candidate)) for candidate in advice.finalists.values()}
     able = {c: mine for c, mine in rows.items() if goal.met(mine)} or rows
     if advice.question.by_cost:
         able = {c: mine for c, mine in able.items() if advice.question.hourly(c) <= advice.question.hourly(best)}

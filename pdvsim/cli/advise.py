@@ -9,12 +9,11 @@ from dataclasses import dataclass, replace
 
 from pdvsim.cli.page import AnswerCommand
 from pdvsim.common.console import say
-from pdvsim.decide.advice import Advice
+from pdvsim.decide.advice import Advice, Question
 from pdvsim.decide.advise import advise, usual_runs
 from pdvsim.decide.figures import advice_pictures
 from pdvsim.decide.fleet import Contender, chosen, drafters, fleets
 from pdvsim.decide.options import BUDGET, DecisionOptions, forewarn_few, own_rate
-from pdvsim.decide.question import Question
 from pdvsim.decide.runs import Bench, load_axis
 from pdvsim.sim.assembly import ServerParts
 from pdvsim.sim.config import SHARDED, Arch, Experiment, Server, Traffic

@@ -52,7 +52,7 @@ class CapacityCommand(AnswerCommand, DecisionOptions):
         runs = [applicable(without_band(saturated(one)))] * len(plan.cases()) * ESTIMATED_RUNS
         forewarn_few(plan.num_runs, len(plan.archs))
         forewarn(runs, self.jobs)
-        tunes = plan.space is not None and plan.space.steps_of(plan.archs)
+        tunes = plan.space is not None and plan.space.kinds(plan.archs)
         return len(runs) + (most_runs(plan.space, 1, len(plan.archs)) // 2 if tunes and plan.space else 0)
 
     def answer(self, plan: Plan | None = None, progress: Callable[[int], None] | None = None) -> Capacities:

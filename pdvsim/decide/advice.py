@@ -1,28 +1,30 @@
-"""The answer of `pdvsim advise`: the recommendation first, the candidates, why, where that changes, and the commands.
+"""The question of `pdvsim advise` and its answer.
 
-Every sentence is a template next to the numbers that it quotes.
+The answer has the recommendation first, then the candidates, why, where that changes, and the commands. Every sentence
+is a template next to the numbers that it quotes. Text, page and notebook show the same sections, whose candidates are
+those of the document.
 """
 
 from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from pdvsim.bench import output
 from pdvsim.bench.length import length_of, too_short
 from pdvsim.bench.pool import Row
 from pdvsim.bench.stats import Interval, interval
 from pdvsim.common.commandline import command_line
-from pdvsim.decide import surroundings
 from pdvsim.decide.capacity import Capacities
-from pdvsim.decide.deploy import Deployment
+from pdvsim.decide.deploy import Deployment, deployment
 from pdvsim.decide.error import Ranged, gain_note, model_error, ranged, ranged_of
-from pdvsim.decide.goal import NAMES, attained, level_title
-from pdvsim.decide.question import Question
-from pdvsim.decide.race import Contest, threshold_text, unsure_text
+from pdvsim.decide.fleet import Contender, contender_name
+from pdvsim.decide.goal import NAMES, Goal, attained, level_title
+from pdvsim.decide.options import BUDGET
+from pdvsim.decide.race import Contest, Finals, check_seeds, threshold_text, unsure_text
 from pdvsim.decide.report import (
     NO_DRAFTS,
     Answer,
@@ -34,10 +36,13 @@ from pdvsim.decide.report import (
     served_as_text,
 )  # fmt: skip
 from pdvsim.decide.runs import conversation_output_tokens, delivered_tokens_per_s, load_axis, load_words, replications
-from pdvsim.decide.space import drafts_text, settings_text
+from pdvsim.decide.space import Space, drafts_text, settings_text
+from pdvsim.decide.surroundings import BreakEven, Flips
 from pdvsim.decide.tune import Search
-from pdvsim.sim.config import Experiment
+from pdvsim.sim.config import Arch, Experiment
 from pdvsim.sim.engines.served import Block, unknown_head
+from pdvsim.sim.limits import Budget, GpuHourUsd, Gpus, NumRuns, PartialShare, Range, check_ranges
+from pdvsim.sim.relevance import vet
 from pdvsim.sim.workload.asked import drafter_name
 from pdvsim.view.comparison import most_outside
 from pdvsim.view.report.sheet import Highlight, Showable
@@ -53,11 +58,65 @@ MILLION = 1e6
 VISIBLE = 0.95  # a TPOT below this share of another is worth a word
 CANDIDATES, FLIPS = "Candidates", "Where that changes"
 UNFOLDED = 5  # candidates that a page always shows; those after them that lose significantly are folded
-TILE_METRICS = ("output_throughput", "mean_e2el_ms", "p99_ttft_ms", "p99_tpot_ms")
+TILES = ("output_throughput", "mean_e2el_ms", "p99_ttft_ms", "p99_tpot_ms")  # metrics at the head of a page
 EXPECTED = (
     "request_throughput", "output_throughput", "request_goodput", "mean_ttft_ms", "{}_ttft_ms", "p99_ttft_ms",
     "mean_tpot_ms", "{}_tpot_ms", "p99_tpot_ms", "mean_e2el_ms",
 )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Question:
+    """The question, and the budget of simulations for the answer."""
+
+    base: Experiment
+    space: Space
+    goal: Goal
+    num_runs: NumRuns = 5
+    indifference: PartialShare = 0.01
+    budget: Budget = BUDGET
+    gpu_hour_usd: GpuHourUsd | None = None
+    contenders: tuple[Contender, ...] = ()  # compared instead of architectures
+    # up to which the smallest fleet is found if one server does not meet the goal; 0: none is
+    most_gpus: Annotated[int, Range(0, 1024)] = 0
+    fleet_archs: tuple[Arch, ...] = ()  # architectures of such fleets
+    gpus: Gpus | None = None  # that there are, if given
+    by_cost: bool = False  # the cheapest of the contenders that meet the goal is chosen
+
+    def __post_init__(self) -> None:
+        check_seeds(self.num_runs)
+        check_ranges(self)
+        space = self.space
+        starts = Search(self.goal, space, contenders=self.contenders).starts(self.base)
+        kinds = ("num_speculative_tokens", "controller")
+        vet(one for start in starts for one in (start, *(c for kind in kinds for c in space.others(start, kind))))
+
+    def name(self, candidate: Experiment) -> str:
+        """Name of the contender with these settings."""
+        return contender_name(candidate, self.contenders)
+
+    @property
+    def fleets(self) -> tuple[Contender, ...]:
+        """Ways to use several GPUs."""
+        return tuple(one for one in self.contenders if one.hardware is not None)
+
+    @property
+    def drafters(self) -> tuple[Contender, ...]:
+        """Architectures with drafters."""
+        return tuple(one for one in self.contenders if one.pair is not None)
+
+    def described(self, candidate: Experiment) -> str:
+        """Short description of a candidate."""
+        return ", ".join([self.name(candidate), *settings_text(candidate)])
+
+    def hourly(self, candidate: Experiment) -> float:
+        """Hourly cost of a fleet: dollars, or GPUs if no price is given."""
+        return self.gpus_of(candidate) * (self.gpu_hour_usd or 1.0)
+
+    @staticmethod
+    def gpus_of(candidate: Experiment) -> int:
+        """GPUs of all its servers."""
+        return candidate.hardware.replicas * candidate.gpus
 
 
 @dataclass(repr=False)
@@ -66,13 +125,11 @@ class Advice(Answer):
 
     question: Question
     search: Search
-    finals: dict[Experiment, list[Row]] = field(default_factory=dict)
-    contest: Contest | None = None  # among the finalists that can be chosen
-    recommended: Experiment | None = None
-    flips: surroundings.Flips | None = None
-    break_even: surroundings.BreakEven | None = None
+    finals: Finals | None = None  # with the contest among those that can be chosen
+    best: str = ""  # name of the recommendation
+    flips: Flips | None = None
+    break_even: BreakEven | None = None
     capacity: Capacities | None = None  # of the recommendation and of plain decoding
-    deployment: list[Block] = field(default_factory=list)  # commands to start it
     left_out: list[str] = field(default_factory=list)
     runs: int = 0
     spent_s: float = 0.0
@@ -82,167 +139,210 @@ class Advice(Answer):
     @property
     def finalists(self) -> dict[str, Experiment]:
         """The finalists by name."""
-        return {self.question.name(candidate): candidate for candidate in self.finals}
+        return {} if self.finals is None else self.finals.candidates
+
+    @property
+    def recommended(self) -> Experiment | None:
+        """The recommendation; None if nothing was decided."""
+        return self.finalists.get(self.best)
+
+    @property
+    def rows(self) -> list[Row]:
+        """The recommendation's replications."""
+        return self._decided.rows[self.best]
+
+    @property
+    def _decided(self) -> Finals:
+        assert self.finals is not None, "nothing was decided"
+        return self.finals
+
+    @property
+    def _contest(self) -> Contest:
+        return self._decided.contest
 
     @property
     def compared(self) -> dict[str, Experiment]:
         """All contenders by name, each at its best: the finalists, then those that short runs ruled out."""
         best: dict[str, Experiment] = {}
-        for candidate in self.search.ranked(list(self.search.figures), self.question.base):
+        for candidate in self.search.order(self.question.base):
             best.setdefault(self.question.name(candidate), candidate)
         return self.finalists | {name: mine for name, mine in best.items() if name not in self.finalists}
 
     @property
-    def rows(self) -> list[Row]:
-        """The recommendation's replications."""
-        assert self.recommended is not None
-        return self.finals[self.recommended]
-
-    @property
-    def plain(self) -> Experiment | None:
+    def plain(self) -> str | None:
         """The finalist without drafts that the recommendation is compared with."""
-        return next((c for c in self.finals if c.arch == "autoregressive" and c != self.recommended), None)
+        others = (name for name, c in self.finalists.items() if c.arch == "autoregressive" and name != self.best)
+        return next(others, None)
 
     @property
     def met(self) -> bool:
         """Whether the recommendation meets the service levels and keeps up; the capacity search overrules its runs."""
-        held, load = self.holds(self.recommended), self.question.base.traffic.request_rate
+        held, load = self.holds(self.best), self.question.base.traffic.request_rate
         return self.question.goal.met(self.rows) and (held is None or load <= held.high)
 
-    def verdict(self, candidate: Experiment) -> str:
-        """Whether a candidate meets the service levels, by the whole of its interval and of the rate that it holds."""
-        verdict, load = self.question.goal.verdict(candidate, self.finals[candidate]), self.question.base.traffic
-        held = self.holds(candidate)
-        if verdict == "meets" and held is not None and load.request_rate > held.low:
-            return "misses" if load.request_rate > held.high else "too close to call"
-        return verdict if verdict != "meets" or self.question.goal.levels else "keeps up"
+    def verdict(self, name: str) -> str:
+        """Whether a finalist meets the service levels, by the whole of its interval and of the rate that it holds."""
+        goal, load, held = self.question.goal, self.question.base.traffic.request_rate, self.holds(name)
+        verdict = goal.verdict(self.finalists[name], self._decided.rows[name])
+        if verdict == "meets" and held is not None and load > held.low:
+            return "misses" if load > held.high else "too close to call"
+        return verdict if verdict != "meets" or goal.levels else "keeps up"
 
     @property
     def standing(self) -> str:
         """What the recommendation is called in tables and plots."""
         return "recommended" if self.met else "closest"
 
-    def holds(self, candidate: Experiment | None) -> Ranged | None:
+    def holds(self, name: str | None) -> Ranged | None:
         """The rate that a finalist holds, with the error of seeds and model; None if it was not searched."""
-        known = self.capacity.ranges() if self.capacity else {}
-        return None if candidate is None else known.get(self.question.name(candidate))
+        return self.capacity.ranges().get(str(name)) if self.capacity else None
 
     @property
-    def able(self) -> list[Experiment]:
+    def able(self) -> list[str]:
         """The finalists that meet the service levels and keep up."""
-        return [candidate for candidate, rows in self.finals.items() if self.question.goal.met(rows)]
+        return [name for name, rows in self._decided.rows.items() if self.question.goal.met(rows)]
 
     @property
-    def cheapest(self) -> Experiment | None:
+    def cheapest(self) -> str | None:
         """The cheapest fleet that meets the service levels and keeps up."""
-        return min(self.able if self.question.fleets else [], key=self.question.hourly, default=None)
+        able = self.able if self.question.fleets else []
+        return min(able, key=lambda name: self.question.hourly(self.finalists[name]), default=None)
 
-    def cost_of(self, candidate: Experiment, tokens: float = MILLION) -> Interval:
+    def cost_of(self, name: str, tokens: float = MILLION) -> Interval:
         """The price of tokens on a fleet at this load, in dollars or GPU-hours: the one figure of cost in all lines."""
-        price, rows = self.question.hourly(candidate), self.finals[candidate]
+        candidate, rows = self.finalists[name], self._decided.rows[name]
         runs = replications(candidate, len(rows))
         rates = (delivered_tokens_per_s(run, row) for run, row in zip(runs, rows, strict=True))
-        return interval(price * tokens / (rate * 3600) for rate in rates)
-
-    def _costs(self, candidate: Experiment) -> dict[str, Any]:
-        """What a finalist costs; nothing if neither fleets nor a price are given."""
-        ask = self.question
-        if not (ask.fleets or ask.gpu_hour_usd):
-            return {}
-        talk = conversation_output_tokens(ask.base.traffic)  # all its turns
-        return {
-            "fleet": ask.name(candidate),
-            "gpus": ask.gpus_of(candidate),
-            "hourly": ask.hourly(candidate),
-            "per_million_output_tokens": self.cost_of(candidate),
-            **({"per_conversation": self.cost_of(candidate, talk)} if ask.base.traffic.converses else {}),
-        }
-
-    def expects(self, key: str) -> Interval:
-        """A metric of the recommendation."""
-        within = (row[f"{key}_se"] for row in self.rows if f"{key}_se" in row)
-        return interval((row.get(key, math.nan) for row in self.rows), within=within)
+        return interval(self.question.hourly(candidate) * tokens / (rate * 3600) for rate in rates)
 
     @property
     def points(self) -> pd.DataFrame:
         """One row per run of the finals: finalist, settings, seed and metrics."""
         import pandas as pd
 
-        ask, best = self.question, self.recommended
         return pd.DataFrame(
-            {"finalist": ask.name(c), "settings": ", ".join(settings_text(c)), "recommended": c == best} | row
-            for c, rows in self.finals.items()
-            for row in rows
+            {"finalist": name, "settings": ", ".join(settings_text(c)), "recommended": name == self.best} | row
+            for name, c in self.finalists.items()
+            for row in self._decided.rows[name]
         )
+
+    @property
+    def candidates(self) -> list[dict[str, Any]]:
+        """All settings compared: the finalists in the order of their means, with the intervals that decided.
+
+        Then those that short runs ruled out: other contenders and draft lengths of the recommendation, each at its
+        best.
+        """
+        ask, contest, finals, entries = self.question, self._contest, self._decided, list[dict[str, Any]]()
+        order = list(dict.fromkeys([*contest.order, *finals.candidates]))
+        if ask.by_cost:
+            order.sort(key=lambda name: ask.hourly(finals.candidates[name]))
+        for name in order:
+            candidate, rows, state = finals.candidates[name], finals.rows[name], ""
+            if name in contest.unsure:
+                state = unsure_text(contest.leads[name], contest.thresholds[name], name in contest.alike)
+            elif name not in contest.values and name in self.able:
+                state = "costs more"
+            entry = self._entry(name, candidate, rows)
+            entry["objective"] = contest.values.get(name) or interval(map(ask.goal.value, rows))
+            entry |= {"lead_of_best": contest.leads.get(name), "holds_req_per_s": self.holds(name)}
+            entry |= self._costs(name) | {"verdict": self.verdict(name), "met": name in self.able}
+            standing = self.standing if name == self.best else ""
+            entries.append(entry | {"note": ", ".join(filter(None, (standing, state)))})
+        seen = {drafts_text(finals.candidates[self.best])}
+        ruled_out = [mine for name, mine in self.compared.items() if name not in finals.candidates]
+        for candidate in self.search.order(ask.base):
+            drafts = drafts_text(candidate)
+            if ask.name(candidate) == self.best and drafts and drafts not in seen:
+                seen.add(drafts)
+                ruled_out.append(candidate)
+        for candidate in ruled_out:
+            entry = self._entry(ask.name(candidate), candidate, [self.search.rows[candidate]])
+            entries.append(entry | {"objective": self.search.figures[candidate], "note": "short run"})
+        return entries
+
+    def _entry(self, name: str, candidate: Experiment, rows: list[Row]) -> dict[str, Any]:
+        keys = ("mean_tpot_ms", f"{self.question.goal.percentile}_ttft_ms")
+        settings = {"name": name, "settings": settings_text(candidate), "gpus": self.question.gpus_of(candidate)}
+        command = {"command": command_line("pdvsim run", candidate)}
+        return settings | {key: ranged_of(candidate, rows, key) for key in keys} | command
+
+    def _costs(self, name: str) -> dict[str, Any]:
+        """What a finalist costs; nothing if neither fleets nor a price are given."""
+        ask = self.question
+        if not (ask.fleets or ask.gpu_hour_usd):
+            return {}
+        talk = conversation_output_tokens(ask.base.traffic)  # all its turns
+        costs = {"hourly": ask.hourly(self.finalists[name]), "per_million_output_tokens": self.cost_of(name)}
+        return costs | ({"per_conversation": self.cost_of(name, talk)} if ask.base.traffic.converses else {})
 
     def report(self) -> Report:
         """The whole advice, section by section."""
-        ask, best, contest, load = self.question, self.recommended, self.contest, load_words(self.question.base.traffic)
+        ask, best, load = self.question, self.recommended, load_words(self.question.base.traffic)
         lead = f"Recommendation at {load}, with confidence."
-        # the document has the contenders under the name of its first version
-        question = {"ways" if key == "contenders" else key: value for key, value in output.settings(ask).items()}
         tried = {"settings_tried": len(self.search.figures), "settings_left_out": self.search.skipped}
         used = {"budget": ask.budget, "runs": self.runs, "spent_s": self.spent_s, "left_out": self.left_out}
-        document = self.document(question=question, search=tried | used)
+        document = self.document(question=output.settings(ask), search=tried | used)
         stopped = "the above uses the runs that had finished" if self.interrupted else ""
-        if best is None or contest is None:
+        if best is None:
             return Report("Advice", lead, ask.base, [("", [self._undecided()])], document, stopped)
-        expected = {key: self.expects(key) for key in self._metrics.values()}
-        tiles = {label: self._shown(key) for label, key in self._metrics.items() if key in TILE_METRICS}
+        candidates, blocks = self.candidates, self.deployment
+        tiles = {label: self._shown(key) for label, key in self._metrics.items() if key in TILES}
         missed = f"meets {ask.goal.levels_text}" if ask.goal.levels else "keeps up"
         heading = "Recommendation" if self.met else f"Nothing {missed} at {load}; closest:"
-        nearest = nearest_pair(self._drafting, clients_of(self.rows))
+        drafting = (c for c in (best, *self.compared.values()) if c.speculates)
+        nearest = nearest_pair(next(drafting, None), clients_of(self.rows))
         sections = (
             (heading, [Highlight(self._recommendation(best), tiles, self.met)]),
             ("Asked", [*asked_lines(best, self.compared.values(), self.rows), *nearest]),
-            (CANDIDATES, [self._candidates(best, contest), *self._compared(best)]),
-            ("Why", self._why(best, contest)),
+            (CANDIDATES, [self._table(candidates), *self._shared_notes()]),
+            ("Why", self._why()),
             ("Expected", [self._expected()]),
-            (FLIPS, self._surroundings(best)),
-            ("To run it", [Deployment(self.deployment)]),
+            (FLIPS, self._surroundings()),
+            ("To run it", [Deployment(blocks)]),
             ("Method", self._notes(best)),
         )
-        return Report("Advice", lead, ask.base, sections, document | self._decided(best, contest, expected), stopped)
-
-    def _decided(self, best: Experiment, contest: Contest, expected: dict[str, Interval]) -> dict[str, Any]:
-        """The document's part on the recommendation and its neighbourhood."""
-        ask, rows = self.question, self.rows
-        holds = self.capacity.ranges() if self.capacity else {}
-        return {
+        document |= {
             "recommendation": {
+                "name": self.best,
                 "arch": best.arch,
-                "fleet": ask.name(best) if ask.fleets else None,
                 "described": ask.described(best),
                 "meets": self.met,
-                "verdict": self.verdict(best),
-                "replications": len(rows),
+                "verdict": self.verdict(self.best),
+                "replications": len(self.rows),
                 "server": output.settings(best.server),
                 "command": command_line("pdvsim run", best),
-                "deployment": [asdict(block) for block in self.deployment],
+                "deployment": [asdict(block) for block in blocks],
             },
-            "expected": expected | ({"attainment": self._attainment} if ask.goal.levels else {}),
-            "first_replication": {key: value for key, value in rows[0].items() if key != "run"},
+            "expected": {key: self.expects(key) for key in self._metrics.values()}
+            | ({"attainment": self._attainment} if ask.goal.levels else {}),
+            "first_replication": {key: value for key, value in self.rows[0].items() if key != "run"},
             "objective": ask.goal.objective,
-            "contest": contest.document(),
-            "finalists": [
-                {"described": ask.described(c), "meets": ask.goal.met(mine), "verdict": self.verdict(c)}
-                | {"command": command_line("pdvsim run", c)}
-                | self._costs(c)
-                for c, mine in self.finals.items()
+            "contest": self._contest.document(),
+            "candidates": [
+                {key: value._asdict() if isinstance(value, Ranged) else value for key, value in entry.items()}
+                for entry in candidates
             ],
-            **({"cheapest": self.cheapest and ask.name(self.cheapest)} if ask.fleets else {}),
+            **({"cheapest": self.cheapest} if ask.fleets else {}),
             **({"refused": self.refused} if self.refused else {}),
             "flips": self.flips and self.flips.document(),
             "failure_modes": {
                 "break_even_acceptance": self.break_even and asdict(self.break_even),
-                "kv_cache": self.memory(best),
+                "kv_cache": self.memory(self.best),
                 "capacity": self.capacity and self.capacity.summary(),
-                "holds": {name: held._asdict() for name, held in holds.items()},
             },
-            "profile": rows[0]["profile"],
-            "foundation": rows[0]["foundation"],
-            "outside_measured": next(iter(most_outside(rows)), None),
+            "profile": self.rows[0]["profile"],
+            "foundation": self.rows[0]["foundation"],
+            "outside_measured": next(iter(most_outside(self.rows)), None),
         }
+        return Report("Advice", lead, ask.base, sections, document, stopped)
+
+    @property
+    def deployment(self) -> list[Block]:
+        """Commands to start the recommendation, as engines support it."""
+        assert self.recommended is not None
+        fixed = [c for c in self.search.figures if c.arch == "colocated" and c.server.controller == "fixed"]
+        return deployment(self.recommended, self.search.best(fixed))
 
     @property
     def _metrics(self) -> dict[str, str]:
@@ -251,24 +351,32 @@ class Advice(Answer):
         batch = {"Time to finish (s)": "duration"} if load_axis(self.question.base.traffic) == "requests" else {}
         return batch | {metric_label(key): key for key in keys} | {"Tokens per round": "spec_decode_acceptance_length"}
 
+    def expects(self, key: str) -> Interval:
+        """A metric of the recommendation."""
+        within = (row[f"{key}_se"] for row in self.rows if f"{key}_se" in row)
+        return interval((row.get(key, math.nan) for row in self.rows), within=within)
+
+    def _shown(self, key: str) -> str:
+        """A metric of the recommendation, a latency with the error of the model too."""
+        latency = key.endswith("_ms")
+        return self._ranged(key).text(decimals=2) if latency else positive(self.expects(key))
+
+    def _ranged(self, key: str) -> Ranged:
+        return ranged_of(self.finalists[self.best], self.rows, key)
+
     @property
     def _attainment(self) -> Interval:
         """Share of the requests that meet every service level with the recommendation."""
         return interval(map(attained, self.rows))
 
-    @property
-    def _drafting(self) -> Experiment | None:
-        """The recommendation if it drafts, else the first contender that does."""
-        return next((c for c in (self.recommended, *self.compared.values()) if c is not None and c.speculates), None)
-
-    def memory(self, candidate: Experiment) -> dict[str, int]:
+    def memory(self, name: str) -> dict[str, int]:
         """Peak use of the KV cache in a finalist's runs, and its capacity, in tokens."""
-        rows = self.finals[candidate]
+        rows = self._decided.rows[name]
         peak = max(int(row["kv_peak_tokens"]) for row in rows)
         return {"peak_tokens": peak, "capacity_tokens": int(rows[0]["kv_capacity_tokens"])}
 
     def _undecided(self) -> str:
-        order = self.search.ranked(list(self.search.figures), self.question.base)
+        order = self.search.order(self.question.base)
         if order:
             first = self.question.described(order[0])
             return f"Not decided. After {len(order)} short runs without replication, {first} leads."
@@ -277,81 +385,84 @@ class Advice(Answer):
 
     def _recommendation(self, best: Experiment) -> list[str]:
         """What to start, what it gains and costs, whether it meets the levels, and what makes that uncertain."""
-        ask, goal, contest = self.question, self.question.goal, self.contest
-        assert contest is not None
+        ask, goal = self.question, self.question.goal
         drafts = f"and speculate with {drafter_name(best.server.pair)}, {drafts_text(best)}"
         how = drafts if best.speculates else "without speculation"
         start = "Start" if self.met else "Closest is"
-        lines = [f"{start} {served_as_text(best, ask.gpus)} {how}.", *self._figures(best)]
+        lines = [f"{start} {served_as_text(best, ask.gpus)} {how}.", *self._gains(best)]
         model = ask.base.pair.target.name if ask.drafters else ask.base.server.pair
         lines += [f"{ask.described(best)}, for {model} at {load_words(ask.base.traffic)}"]
-        lines += self._without_drafts(best, contest)
+        lines += self._without_drafts(best)
         if goal.levels:
-            verdict, share = self.verdict(best), cell(self._attainment, 1, 100)
-            verb = "does not meet" if not self.met else {"meets": "meets"}.get(verdict, verdict)
+            verdict, share = self.verdict(self.best), cell(self._attainment, 1, 100)
+            verb = verdict if self.met else "does not meet"
             verb += ":" if verb == "too close to call" else ""
             more = "; --num-runs 10 may tell" if verdict == "too close to call" and self.met else ""
             lines.append(f"{verb} {goal.levels_text}{goal.share_text} (predicted: {share} % of the requests do){more}")
-            rooms = {name: self._headroom(name) for name in goal.levels_ms}
-            parts = ", ".join(f"{level_title(name)} {room.text()}" for name, room in rooms.items())
+            parts = ", ".join(f"{level_title(name)} {self._headroom(name).text()}" for name in goal.levels_ms)
             of = "predicted value" if goal.named else goal.percentile.upper()
             lines.append(f"head-room (service level / {of}): {parts}")
         lines += [f"inconclusive: {why}" for why in self._inconclusive(best)] if self.met else self._not_met()
-        return lines + self._on_assumption(best, contest)
+        return lines + self._on_assumption(best)
 
     def _headroom(self, level: str) -> Ranged:
         """By how much the recommendation clears a level, with the error of seeds and model."""
-        assert self.recommended is not None
         goal = self.question.goal
         room = interval(goal.headrooms(row)[level] for row in self.rows)
-        return ranged(room.mean, room.half_width, model_error(self.recommended, self.rows, goal.level_metric(level)))
+        error = model_error(self.finalists[self.best], self.rows, goal.level_metric(level))
+        return ranged(room.mean, room.half_width, error)
 
-    def _figures(self, best: Experiment) -> list[str]:
+    def _gains(self, best: Experiment) -> list[str]:
         """TPOT, the rate held and the KV cache, each with that of plain decoding where it was compared."""
-        plain, held = self.plain, self.holds(best)
+        plain, held, tpot = self.plain, self.holds(self.best), self._ranged("mean_tpot_ms")
         drafts = best.speculates and plain is not None
-        tpot = ranged_of(best, self.rows, "mean_tpot_ms")
         parts, notes = [], list[str]()
         if not math.isnan(tpot.mean):
-            mean = interval(row["mean_tpot_ms"] for row in self.finals[plain]).mean if plain else math.nan
+            mean = self._mean_tpot(plain) if plain else math.nan
             notes = gain_note(best, [mean / tpot.mean] if drafts else [])
             parts.append(f"TPOT {tpot.text('ms')}" + (f" instead of {mean:.1f} without drafts" if drafts else ""))
         if held is not None and held.mean:
-            other = self.holds(plain)
+            other, used = self.holds(plain), self.question.base.traffic.request_rate / held.mean
             instead = f" instead of {other.mean:.1f}" if other is not None and drafts else ""
-            parts.append(f"it holds {held.text('req/s')}{instead}")
-        whole = self.memory(best)["capacity_tokens"]
-        if plain is not None and drafts and self.question.gpus_of(plain) == self.question.gpus_of(best):
-            parts.append(
-                f"drafting costs {max(0.0, 1 - whole / self.memory(plain)['capacity_tokens']):.0%} of the KV cache"
-            )
-        else:
-            parts.append(f"its KV cache holds {whole:,} tokens")
-        return ["; ".join(parts) + ".", *notes]
+            load = f"{used:.0%} of that" if used <= 1 else f"{used:.3g} times that"
+            parts.append(f"it holds {held.text('req/s')}{instead}, the load is {load}")
+        elif held is not None:
+            parts.append("no rate holds the service levels")
+        peak, whole = self.memory(self.best).values()
+        cache = f"its KV cache holds {whole:,} tokens"
+        if plain and drafts and self.question.gpus_of(self.finalists[plain]) == self.question.gpus_of(best):
+            cache += f" ({max(0.0, 1 - whole / self.memory(plain)['capacity_tokens']):.0%} fewer than without drafts)"
+        return ["; ".join([*parts, f"{cache}, at most {peak / whole:.0%} in use"]) + ".", *notes]
 
-    def _without_drafts(self, best: Experiment, contest: Contest) -> list[str]:
+    def _mean_tpot(self, name: str) -> float:
+        return interval(row["mean_tpot_ms"] for row in self._decided.rows[name]).mean
+
+    def _without_drafts(self, best: Experiment) -> list[str]:
         """A note that drafts do not pay, if some were compared and the recommendation has none."""
-        drafting = {name: candidate for name, candidate in self.compared.items() if candidate.speculates}
+        contest, drafting = self._contest, [name for name, c in self.compared.items() if c.speculates]
         if best.speculates or not drafting:
             return []
+        finalists = [name for name in drafting if name in self.finalists]
         first = next((name for name in contest.order if name in drafting), None)
-        if first is None and not any(name in self.finalists for name in drafting):
-            return [f"{NO_DRAFTS}: settings that draft were far behind in short runs"]
-        if first is None:
-            able = "costs as little" if any(c in self.able for c in drafting.values()) else "meets the goal on average"
-            return [f"{NO_DRAFTS}: no setting that drafts {able}"]
-        if self.question.name(best) != contest.best or first in contest.unsure:
-            tpots = [interval(row["mean_tpot_ms"] for row in self.finals[c]).mean for c in (drafting[first], best)]
+        if not finalists:
+            why = "settings that draft were far behind in short runs"
+        elif first is None:
+            able = "costs as little" if set(finalists) & set(self.able) else "meets the goal on average"
+            why = f"no setting that drafts {able}"
+        elif self.best != contest.best or first in contest.unsure:
+            tpots = self._mean_tpot(first), self._mean_tpot(self.best)
             faster = f", though TPOT with {first} is {tpots[0]:.1f} ms instead of {tpots[1]:.1f}"
             seen = faster if tpots[0] < VISIBLE * tpots[1] else ""
-            return [f"{NO_DRAFTS}: no setting that drafts is significantly better by the objective{seen}"]
-        return [f"{NO_DRAFTS}: the best setting that drafts, {first}, is {cell(contest.leads[first], 1, 100)} % behind"]
+            why = f"no setting that drafts is significantly better by the objective{seen}"
+        else:
+            why = f"the best setting that drafts, {first}, is {cell(contest.leads[first], 1, 100)} % behind"
+        return [f"{NO_DRAFTS}: {why}"]
 
     def _inconclusive(self, best: Experiment) -> list[str]:
         """Why it is uncertain that the load is held; empty if it is certain."""
-        held, traffic, rows = self.holds(best), self.question.base.traffic, self.rows
-        if held is not None:
-            return [f"the highest rate it holds is {held.text('req/s')}"] if traffic.request_rate > held.mean else []
+        traffic, rows = self.question.base.traffic, self.rows
+        if self.capacity is not None:
+            return []
         if short := next(filter(None, (too_short(traffic, row) for row in rows)), ""):
             return [f"{short}: raise --num-prompts"]
         if 2 * sum(row["stability"] == "inconclusive" for row in rows) <= len(rows):
@@ -361,38 +472,28 @@ class Advice(Answer):
 
     def _not_met(self) -> list[str]:
         """What would meet the goal, as far as that is known."""
-        held, ask, skipped = self.holds(self.recommended), self.question, self.search.skipped
-        known = []
-        if self.recommended and held and held.mean > 0:
-            known.append(f"on {gpus_text(ask.gpus_of(self.recommended))} it holds {held.text('req/s')}")
+        ask, skipped = self.question, self.search.skipped
+        lines = ["no tested setting holds this load; the values below are of the best one"]
         if ask.most_gpus:
-            known.append(f"no fleet of up to {gpus_text(ask.most_gpus)} meets the goal: raise --gpus")
-        lines = ["; ".join(known) or "no tested setting holds this load; the values below are of the best one"]
+            lines = [f"no fleet of up to {gpus_text(ask.most_gpus)} meets the goal: raise --gpus"]
         if skipped:
             lines.append(f"{skipped} settings were not tested; one may meet the levels: raise --budget")
         return lines
 
-    def _on_assumption(self, best: Experiment, contest: Contest) -> list[str]:
+    def _on_assumption(self, best: Experiment) -> list[str]:
         """Notes on unmeasured acceptance that the decision depends on.
 
         That is, assumed, published by others, or recorded with another target. A drafter that cannot be loaded is
         called hypothetical. If the recommendation drafts, it depends on its own acceptance and on that of its ties;
         else on every drafter's.
         """
-        mine = self.question.name(best)
-        ties = (mine, contest.best, *contest.alike)
-        decisive = {name: c for name, c in self.compared.items() if name in ties or not best.speculates}
+        ties = (self.best, self._contest.best, *self._contest.alike)
+        decisive = [c for name, c in self.compared.items() if name in ties or not best.speculates]
         why = unknown_head(best) if best.speculates else ""
         notes = [f"note: hypothetical: {why}"] if why else []
         for kind in (recorded_elsewhere, is_published, is_assumed):
-            notes += [f"note: {note}" for note in acceptance_notes(c for c in decisive.values() if kind(c))]
+            notes += [f"note: {note}" for note in acceptance_notes(filter(kind, decisive))]
         return notes
-
-    def _shown(self, key: str) -> str:
-        """A metric of the recommendation, a latency with the error of the model too."""
-        assert self.recommended is not None
-        latency = key.endswith("_ms")
-        return ranged_of(self.recommended, self.rows, key).text(decimals=2) if latency else positive(self.expects(key))
 
     def _expected(self) -> TextTable:
         rows, seed = self.rows, self.question.base.traffic.seed
@@ -403,76 +504,43 @@ class Advice(Answer):
         ]
         return TextTable([line for line in lines if line[first] != "-"])
 
-    def _candidates(self, best: Experiment, contest: Contest) -> TextTable:
-        """The finalists in the order of their means, with the intervals that decided; then draft lengths ruled out."""
-        ask, goal, finalists = self.question, self.question.goal, self.finalists
-        rows: list[dict[str, str]] = []
-        hopeless = 0  # rows at the end, after the first few
-        order = list(dict.fromkeys([*contest.order, *finalists]))
-        for name in sorted(order, key=lambda name: ask.hourly(finalists[name])) if ask.by_cost else order:
-            candidate, state = finalists[name], ""
-            if name in contest.unsure:
-                state = unsure_text(contest.leads[name], contest.thresholds[name], name in contest.alike)
-            elif name not in contest.values and candidate in self.able:
-                state = "costs more"
-            values = contest.values.get(name) or interval(map(goal.value, self.finals[candidate]))
-            row = self._figures_row(", ".join([name, *self._own(candidate, best)]), candidate, self.finals[candidate])
-            row[NAMES[goal.objective]] = positive(values)
-            row[f"lead of {contest.best}"] = contest.lead_text(name) if name in contest.leads else ""
+    def _table(self, candidates: Sequence[dict[str, Any]]) -> TextTable:
+        """The candidates; those at the end that lose significantly are folded on a page, after the first few."""
+        ask, goal, contest, rows = self.question, self.question.goal, self._contest, list[dict[str, str]]()
+        tail, shared, folded = f"{goal.percentile.upper()} TTFT ms", self._shared, 0
+        per_hour, unit = ("$/h", "$") if ask.gpu_hour_usd else ("GPU/h", "GPU-hours")
+        for entry in candidates:
+            name, held, value = entry["name"], entry.get("holds_req_per_s"), entry["objective"]
+            row = {"candidate": ", ".join([name, *(one for one in entry["settings"] if one not in shared)])}
+            row |= {"TPOT ms": entry["mean_tpot_ms"].text(), tail: entry[f"{goal.percentile}_ttft_ms"].text()}
+            row[NAMES[goal.objective]] = positive(value) if isinstance(value, Interval) else cell(value)
+            final = "verdict" in entry
+            row[f"lead of {contest.best}"] = contest.lead_text(name) if final and name in contest.leads else ""
             if self.capacity is not None:
-                held = self.holds(candidate)
-                row["holds req/s"] = held.text() if held is not None else ""
-            row |= self._cost_cells(candidate)
-            row["levels" if goal.levels else "load"] = self.verdict(candidate)
-            row["verdict"] = ", ".join(filter(None, (self.standing if candidate == best else "", state)))
-            loses = len(rows) >= UNFOLDED and candidate != best and name not in contest.unsure
-            hopeless = hopeless + 1 if loses else 0
-            rows.append(row)
-        for candidate in self._ruled_out():
-            name = ", ".join([ask.name(candidate), *self._own(candidate, best)])
-            row = dict.fromkeys(rows[0], "") | self._figures_row(name, candidate, [self.search.rows[candidate]])
-            rows.append(row | {NAMES[goal.objective]: cell(self.search.figures[candidate]), "verdict": "short run"})
-        return TextTable(rows, (f"{goal.percentile.upper()} TTFT ms", DETAIL), folded=hopeless)
+                row["holds req/s"] = held.text() if held else ""
+            if "hourly" in candidates[0]:
+                row[per_hour] = f"{entry['hourly']:.3g}" if final else ""
+            for key, title, scale in (
+                ("per_million_output_tokens", f"{unit} per million tokens", 1),
+                ("per_conversation", f"{unit} per 1000 conversations", 1000),
+            ):
+                if key in candidates[0]:
+                    row[title] = positive(entry[key], 3, scale) if final else ""
+            row["levels" if goal.levels else "load"] = entry.get("verdict", "")
+            if final:
+                loses = len(rows) >= UNFOLDED and name != self.best and name not in contest.unsure
+                folded = folded + 1 if loses else 0
+            rows.append(row | {"verdict": entry["note"]})
+        return TextTable(rows, (tail, DETAIL), folded=folded)
 
-    def _figures_row(self, name: str, candidate: Experiment, rows: list[Row]) -> dict[str, str]:
-        tail = self.question.goal.percentile
-        keys = {"TPOT ms": "mean_tpot_ms", f"{tail.upper()} TTFT ms": f"{tail}_ttft_ms"}
-        figures = {title: ranged_of(candidate, rows, key).text() for title, key in keys.items()}
-        return {"candidate": name} | figures
+    @property
+    def _shared(self) -> list[str]:
+        """The settings that all finalists have."""
+        every = [settings_text(candidate) for candidate in self.finalists.values()]
+        return [one for one in settings_text(self.finalists[self.best]) if all(one in words for words in every)]
 
-    def _own(self, candidate: Experiment, best: Experiment) -> list[str]:
-        """The settings of a candidate that not all finalists share."""
-        shared = self._shared(best)
-        return [setting for setting in settings_text(candidate) if setting not in shared]
-
-    def _shared(self, best: Experiment) -> list[str]:
-        return [one for one in settings_text(best) if all(one in settings_text(other) for other in self.finals)]
-
-    def _ruled_out(self) -> Iterator[Experiment]:
-        """What short runs ruled out: other contenders and draft lengths of the recommendation, each at its best."""
-        assert self.recommended is not None
-        name, seen = self.question.name(self.recommended), {drafts_text(self.recommended)}
-        yield from (mine for other, mine in self.compared.items() if other not in self.finalists)
-        for candidate in self.search.ranked(list(self.search.figures), self.question.base):
-            drafts = drafts_text(candidate)
-            if self.question.name(candidate) == name and drafts and drafts not in seen:
-                seen.add(drafts)
-                yield candidate
-
-    def _cost_cells(self, candidate: Experiment) -> dict[str, str]:
-        cost = self._costs(candidate)
-        if not cost:
-            return {}
-        per_hour, unit = ("$/h", "$") if self.question.gpu_hour_usd else ("GPU/h", "GPU-hours")
-        cells = {per_hour: f"{cost['hourly']:.3g}"}
-        cells[f"{unit} per million tokens"] = positive(cost["per_million_output_tokens"], 3)
-        if "per_conversation" in cost:
-            cells[f"{unit} per 1000 conversations"] = positive(cost["per_conversation"], 3, 1000)
-        return cells
-
-    def _compared(self, best: Experiment) -> list[str | Showable]:
-        shared, lines = self._shared(best), list[str | Showable]()
-        lines += [f"All with {', '.join(shared)}."] if shared else []
+    def _shared_notes(self) -> list[str | Showable]:
+        lines: list[str | Showable] = [f"All with {', '.join(self._shared)}."] if self._shared else []
         lines.append(
             "In parentheses: between these ends with the errors of seeds and of the model; ± is over seeds alone. "
             "Autoregressive: without drafts. Colocated: drafts, verifies and prefills in the steps of one batch."
@@ -483,43 +551,32 @@ class Advice(Answer):
             lines.append(f"Not compared: {refused}.")
         return lines
 
-    def _why(self, best: Experiment, contest: Contest) -> list[str]:
-        ask, lines = self.question, list[str]()
+    def _why(self) -> list[str]:
+        ask, contest, cheapest, lines = self.question, self._contest, self.cheapest, list[str]()
         if ask.by_cost and self.met:
-            lines.append(f"{ask.name(best)} is the cheapest fleet that meets the goal.")
-        elif ask.gpu_hour_usd and (cheapest := self.cheapest) not in (None, best):
-            lines.append(f"Cheapest finalist that meets the goal: {ask.described(cheapest)}.")
+            lines.append(f"{self.best} is the cheapest fleet that meets the goal.")
+        elif ask.gpu_hour_usd and cheapest not in (None, self.best):
+            lines.append(f"Cheapest finalist that meets the goal: {ask.described(self.finalists[str(cheapest)])}.")
         if not contest.others:
             return lines if ask.by_cost or not self.met else [*lines, "No other finalist meets the goal on average."]
         limits = threshold_text([contest], ask.indifference)
         lines.append(f"Leads are paired by seed, {contest.confidence:.1%} confidence each; {limits}.")
         if contest.alike:
-            lines.append(f"{ask.name(best)} is the simplest of the finalists without significant difference.")
+            lines.append(f"{self.best} is the simplest of the finalists without significant difference.")
         return lines
 
-    def _surroundings(self, best: Experiment) -> list[str]:
+    def _surroundings(self) -> list[str]:
         """Where the decision changes, and failure modes nearby."""
-        name, flips = self.question.name(best), self.flips
+        flips = self.flips
         lines = [flips.sentence(side) for side in flips.sides] if flips is not None else []
         if self.break_even is not None:
-            lines.append(f"poor speculation: {self.break_even.text(name)}")
-        peak, whole = self.memory(best).values()
-        lines.append(f"KV cache: at most {peak / whole:.0%} in use ({peak} of {whole} tokens)")
-        return [*lines, *self._saturation(best), *(f"not tested (raise --budget): {what}" for what in self.left_out)]
-
-    def _saturation(self, best: Experiment) -> list[str]:
-        held = self.holds(best)
-        if held is None:
-            return []
-        if not held.mean:
-            return ["saturation: no rate holds the service levels"]
-        used = self.question.base.traffic.request_rate / held.mean
-        load = f"the load is {used:.0%} of that" if used <= 1 else f"the load is {used:.3g} times that"
-        text = f"saturation: it holds {held.text('req/s')} within the service levels; {load}"
-        if self.question.gpu_hour_usd:
-            here = self.cost_of(best)
-            text += f"; a million output tokens cost ${positive(here, 3)} here and ${used * here.mean:.3f} at that rate"
-        return [text]
+            lines.append(f"poor speculation: {self.break_even.text(self.best)}")
+        held, here = self.holds(self.best), self.question.base.traffic.request_rate
+        if self.question.gpu_hour_usd and held is not None and held.mean:
+            cost = self.cost_of(self.best)
+            there = f"${here / held.mean * cost.mean:.3f} at the rate that it holds"
+            lines.append(f"cost: a million output tokens cost ${positive(cost, 3)} here and {there}")
+        return [*lines, *(f"not tested (raise --budget): {what}" for what in self.left_out)]
 
     def _notes(self, best: Experiment) -> list[str]:
         ask, goal, search = self.question, self.question.goal, self.search
@@ -528,20 +585,17 @@ class Advice(Answer):
         left = f"; {search.skipped} more were not tested" if search.skipped else ""
         contender = "way to use the GPUs" if ask.fleets else "architecture"
         contender += " and drafter" if ask.drafters else ""
-        seeds, length = span_text(map(len, self.finals.values())), length_of(best)
+        seeds, length = span_text(map(len, self._decided.rows.values())), length_of(best)
         runs = f"{length.measured} requests"
         if best.scoring.steady:
             runs += f" in the steady state (after the first {length.start}, without the drain)"
         over = f"the search ended at {ask.budget}; finalists always run" if self.runs > ask.budget else ""
+        tuned = "holds: by these settings, tuned for this load; pdvsim capacity tunes for the rate"
         return [
             f"objective: {most} {NAMES[goal.objective]} among the settings that {able}",
             f"searched {len(search.figures)} settings in short runs, each {contender} at its best{left}; "
             f"{self.runs} simulations ({over or f'of {ask.budget} allowed'}), in {self.spent_s:.0f} s",
-            f"{len(self.finals)} finalists: {seeds} seeds of {runs}; the search used other seeds",
-            *(
-                ["holds: by these settings, tuned for this load; pdvsim capacity tunes for the rate"]
-                if self.capacity
-                else []
-            ),
+            f"{len(self.finalists)} finalists: {seeds} seeds of {runs}; the search used other seeds",
+            *([tuned] if self.capacity else []),
             *measure_notes(self.compared.values()),
         ]

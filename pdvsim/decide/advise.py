@@ -11,20 +11,21 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 
-from pdvsim.decide import surroundings
-from pdvsim.decide.advice import Advice
-from pdvsim.decide.deploy import deployment
-from pdvsim.decide.fleet import servers
-from pdvsim.decide.question import Question
+from pdvsim.decide.advice import Advice, Question
+from pdvsim.decide.capacity import Plan
+from pdvsim.decide.capacity_search import find_capacities
+from pdvsim.decide.fleet import largest_fleets, servers, smallest_fleets, too_small
 from pdvsim.decide.race import chosen, contest_of
 from pdvsim.decide.runs import Bench, Spent, at_load, load_axis, load_of
-from pdvsim.decide.sizing import largest_fleets, smallest_fleets, too_small
 from pdvsim.decide.space import PROMISING
-from pdvsim.decide.surroundings import Rivalry, find_flips
+from pdvsim.decide.surroundings import FEW_RUNS, Rivalry, has_break_even
 from pdvsim.decide.tune import FINALISTS, Search, decided
+from pdvsim.sim.metrics.steady import LEAST
+from pdvsim.sim.relevance import applicable
 
 SEARCH_SHARE, FINALS_SHARE = 0.5, 0.6  # of the budget, used up to the end of each step
 CLOSE_BY = 1.05  # a rate this many times the load is tested, if no higher one is held
+CLOSE = 0.05  # precision of the distance to capacity: an advice needs no more
 SERVER_GPUS = 8  # most GPUs of one server of a fleet
 RIVALS = 2  # best other finalists tested for flips, in addition to plain decoding
 LOADS = {"load": (0.25, 4.0), "concurrency": (0.25, 4.0), "requests": (0.25, 2.0)}  # times the given load
@@ -38,11 +39,10 @@ def advise(question: Question, bench: Bench, tell: Callable[[str, str], None] | 
     If nothing on the given GPUs meets the goal, and more may be used, the answer is on the smallest fleets that do.
     """
     started_s = time.monotonic()
-    search = _search(question)
-    advice = Advice(question, search)
+    advice = Advice(question, _search(question))
     try:
         grows = question.most_gpus > 0 and load_axis(question.base.traffic) == "load"
-        if not (grows and too_small(search.starts(question.base), question.goal, question.space)):
+        if not (grows and too_small(advice.search.starts(question.base), question.goal, question.space)):
             advice = _decided(question, bench)
             grows &= advice.recommended is not None and not question.goal.met(advice.rows)
         if grows and not advice.interrupted:
@@ -60,12 +60,12 @@ def advise(question: Question, bench: Bench, tell: Callable[[str, str], None] | 
 def usual_runs(question: Question) -> int:
     """Estimated simulations of an answer, for its progress; fleets take more."""
     contenders, seeds = len(question.contenders or question.space.archs), question.num_runs
-    tried = PROMISING + len(question.space.controllers) + 4 if question.space.steps() else 0
+    tried = PROMISING + len(question.space.controllers) + 4 if question.space.kinds() else 0
     tuning = contenders + min(contenders, RIVALS + 1) * tried
     finals = min(contenders, FINALISTS + 1) * seeds
     at_a_place = min(contenders, RIVALS + 2)
     places = 2 * at_a_place * len(LOADS["load"])  # which few seeds decide
-    return min(question.budget, tuning + finals + places + 8 * surroundings.FEW_RUNS)
+    return min(question.budget, tuning + finals + places + 8 * FEW_RUNS)
 
 
 def _on_more_gpus(advice: Advice, bench: Bench) -> Advice:
@@ -86,28 +86,28 @@ def _on_more_gpus(advice: Advice, bench: Bench) -> Advice:
 
 
 def _search(question: Question) -> Search:
-    always = question.cheaper
-    if question.by_cost:
-        least = min(one.gpus(question.base) for one in question.contenders)
-        always = frozenset(one.name for one in question.contenders if one.gpus(question.base) == least)
+    """The search. Fleets that cost less than the largest are always kept; for the cheapest, those that cost least."""
+    costs = {fleet.name: fleet.gpus(question.base) for fleet in question.fleets}
+    most = min(costs.values()) + 1 if question.by_cost else max(costs.values(), default=0)
+    always = frozenset(name for name, gpus in costs.items() if gpus < most)
     budget = int(SEARCH_SHARE * question.budget)
     return Search(question.goal, question.space, question.indifference, budget, question.contenders, always)
 
 
 def _decided(question: Question, bench: Bench) -> Advice:
     """The finals and the recommendation. Ctrl-C keeps finished steps."""
-    search = _search(question)
+    search, goal = _search(question), question.goal
     advice = Advice(question, search)
     finals_budget = int(FINALS_SHARE * question.budget)
     try:
         for _, _, finals in decided(search, [question.base], bench, question.num_runs, finals_budget):
-            advice.finals = {finals.candidates[name]: rows for name, rows in finals.rows.items()}
-            advice.contest = finals.contest
-            if question.by_cost and (cheapest := advice.cheapest) is not None:
-                alike = [c for c in advice.able if question.hourly(c) == question.hourly(cheapest)]
-                rows = {name: mine for name, mine in finals.rows.items() if finals.candidates[name] in alike}
-                advice.contest = contest_of(rows, question.goal, finals.candidates, question.indifference)
-            advice.recommended = finals.candidates[chosen(advice.contest, finals.candidates, question.base)]
+            if question.by_cost:
+                hourly = {name: question.hourly(c) for name, c in finals.candidates.items()}
+                able = [name for name, rows in finals.rows.items() if goal.met(rows)]
+                alike = {n: finals.rows[n] for n in able if hourly[n] == min(hourly[other] for other in able)}
+                contest = contest_of(alike or finals.rows, goal, finals.candidates, question.indifference)
+                finals = finals._replace(contest=contest)
+            advice.finals, advice.best = finals, chosen(finals.contest, finals.candidates, question.base)
     except KeyboardInterrupt:
         advice.interrupted = True
     return advice
@@ -115,27 +115,28 @@ def _decided(question: Question, bench: Bench) -> Advice:
 
 def _surroundings(advice: Advice, bench: Bench) -> None:
     """What the recommendation holds, failure modes near it and where it changes, while the budget lasts."""
-    ask, best = advice.question, advice.recommended
-    assert best is not None
-    assert advice.contest is not None
-    order = [advice.finalists[name] for name in advice.contest.order]
-    others = [c for c in (*order, *advice.finals) if c != best]
-    rated = next((c for c in (best, *others) if surroundings.has_break_even(c)), None)
-    plain = next((c for c in (best, *others) if c.arch == "autoregressive"), None)
-    rivals = tuple(dict.fromkeys([*others[:RIVALS], *([plain] if plain not in (None, best) else [])]))
-    rivalry = Rivalry(best, rivals, advice.search, ask.num_runs)
-    fixed = [c for c in advice.search.figures if c.arch == "colocated" and c.server.controller == "fixed"]
-    advice.deployment = deployment(best, advice.search.best(fixed))  # as engines support it
-    axis, here = load_axis(best.traffic), load_of(best.traffic)
+    ask, best, finalists, finals = advice.question, advice.best, advice.finalists, advice.finals
+    assert finals is not None
+    order = list(dict.fromkeys([best, *finals.contest.order, *finalists]))
+    plain = next((name for name in order if finalists[name].arch == "autoregressive"), None)
+    rated = next((name for name in order if has_break_even(finalists[name])), None)
+    rivals = dict.fromkeys([best, *order[1 : 1 + RIVALS], *([plain] if plain else [])])
+    rivalry = Rivalry({name: finalists[name] for name in rivals}, advice.search, ask.num_runs, bench)
+    traffic = ask.base.traffic
+    axis, here = load_axis(traffic), load_of(traffic)
 
     def break_even() -> None:
         if rated and plain:
-            advice.break_even = surroundings.break_even(rated, plain, rivalry, bench)
+            both = {name: finalists[name] for name in (rated, plain)}
+            advice.break_even = replace(rivalry, finalists=both).break_even(rated, plain)
 
     def capacity() -> None:
+        """The highest rates that the recommendation and plain decoding hold, as `pdvsim capacity` finds them."""
         if axis == "load" and ask.goal.levels:
-            both = {ask.name(c): c for c in (best, plain) if c is not None}
-            advice.capacity = surroundings.saturation(both, rivalry, bench, ask.gpu_hour_usd)
+            both = {name: applicable(finalists[name]) for name in dict.fromkeys([best, plain or best])}
+            least = bench.prompts or LEAST
+            plan = Plan(both[best], tuple(both), rivalry.few_runs, ask.goal, CLOSE, tuned=both, least=least)
+            advice.capacity = find_capacities(plan, bench, ask.gpu_hour_usd)
             if advice.capacity.interrupted:
                 raise KeyboardInterrupt
 
@@ -145,10 +146,10 @@ def _surroundings(advice: Advice, bench: Bench) -> None:
             most = held.mean
             places = [place for place in places if place <= max(here, most)]
             places += [most] if most > CLOSE_BY * here and max(places) < here else []
-        advice.flips = find_flips(axis, here, places, at_load, rivalry, bench)
+        advice.flips = rivalry.flips(axis, here, places, at_load)
 
     steps = {"distance to capacity": capacity, "break-even": break_even}
-    steps |= {"flips with the load": load_flips} if rivals else {}
+    steps |= {"flips with the load": load_flips} if len(rivals) > 1 else {}
     for what, step in steps.items():
         try:
             with bench.within(ask.budget):

@@ -110,7 +110,7 @@ class _Searches:
     def run(self) -> None:
         """Tune, search the first seed of every architecture, then the other seeds."""
         first = self.plan.base.traffic.seed
-        if self.plan.space is not None and "batches" in self.plan.space.steps():
+        if self.plan.space is not None and "max_num_seqs" in self.plan.space.kinds():
             roomy = {arch: self._roomy(arch, self.plan.space) for arch in self.plan.archs}
             self.plan = replace(self.plan, tuned=roomy)
         plan = self.plan
@@ -118,7 +118,7 @@ class _Searches:
         self.plan = plan = replace(plan, service_s=max(plan.service_s, FIRST_GUESS * min(map(service_s, loaded))))
         rates = {arch: self._predicted(arch) for arch in plan.archs}
         step = WIDE
-        if plan.space is not None and plan.space.steps_of(plan.archs):
+        if plan.space is not None and plan.space.kinds(plan.archs):
             rates, step = self._tuned(plan.space, rates), NARROW
         pilots = range(first, first + (1 if len(plan.archs) > 1 else min(PILOTS, plan.num_runs)))
         starts = {(arch, seed): rate for arch, rate in rates.items() for seed in pilots}

@@ -69,11 +69,13 @@ def advice_pictures(advice: Advice) -> dict[str, Figure]:
 def finalists_figure(advice: Advice) -> Figure:
     """The objective of every finalist, the best first."""
     ask, goal = advice.question, advice.question.goal
-    values = {c: interval(map(goal.value, rows)) for c, rows in advice.finals.items()}
-    order = sorted(values, key=lambda c: -goal.sign * values[c].mean)
-    names = [ask.described(c) + (f" ({advice.standing})" if c == advice.recommended else "") for c in order]
+    assert advice.finals is not None
+    values = {name: interval(map(goal.value, rows)) for name, rows in advice.finals.rows.items()}
+    order = {name: advice.finalists[name] for name in sorted(values, key=lambda name: -goal.sign * values[name].mean)}
+    names = [ask.described(c) + (f" ({advice.standing})" if name == advice.best else "") for name, c in order.items()]
     note = f"{_asked_line(advice)} Whiskers: 95% confidence over {ask.num_runs} seeds."
-    bars = _bars(NAMES[goal.objective], "", names, [values[c] for c in order], [arch_colour(c.arch) for c in order])
+    colours = [arch_colour(c.arch) for c in order.values()]
+    bars = _bars(NAMES[goal.objective], "", names, [values[name] for name in order], colours)
     return chart_figure([[bars]], f"{note} Profile {advice.rows[0]['profile']}.", inches=(10.5, _height(len(order))))
 
 
@@ -107,9 +109,7 @@ def _footnote(capacities: Capacities) -> str:
 
 def flips_figure(advice: Advice, flips: Flips) -> Figure:
     """The objective of every finalist over the load; shaded where the recommendation is unchanged."""
-    ask, goal, named = advice.question, advice.question.goal, advice.finalists
-    assert advice.recommended is not None
-    best = ask.name(advice.recommended)
+    ask, goal, named, best = advice.question, advice.question.goal, advice.finalists, advice.best
     note = f"{_asked_line(advice)} Shaded: {best} is best. Bands: 95% confidence over {ask.num_runs} seeds; "
     note += "none where fewer seeds showed that no other could lead. "
     note += "Dashed: service levels exactly met. " if goal.objective == "headroom" else ""

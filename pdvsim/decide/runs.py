@@ -13,13 +13,14 @@ from functools import lru_cache
 from itertools import islice
 from typing import Any, Literal
 
-from pdvsim.bench.length import CLOSE, given_length, length_of, mean_turns, needed_length, sized, with_length
+from pdvsim.bench.length import CLOSE, given_length, length_of, mean_turns, needed_length, with_length
 from pdvsim.bench.pool import Backend, Row
 from pdvsim.bench.rows import cache_rows
 from pdvsim.bench.run import SweepInterrupted, run
 from pdvsim.bench.sweep import Point
+from pdvsim.decide.formula import Formula
 from pdvsim.sim.config import Acceptance, Experiment, Hardware, Traffic
-from pdvsim.sim.metrics.steady import LEAST, LEAST_LOOP, Length, loop_length
+from pdvsim.sim.metrics.steady import LEAST, LEAST_LOOP, Length, loop_length, rate_length
 from pdvsim.sim.relevance import applicable
 from pdvsim.sim.workload.requests import Workload
 
@@ -82,10 +83,18 @@ class Bench:
             self._most = before
 
     def sized(self, experiment: Experiment) -> Experiment:
-        """The experiment with the length that its load needs, or the given one."""
-        if self.prompts is not None and load_axis(experiment.traffic) != "requests":
+        """The experiment with the length that its load needs, at a request rate by formula, or the given one."""
+        traffic = experiment.traffic
+        if self.prompts is not None and load_axis(traffic) != "requests":
             return with_length(experiment, given_length(self.prompts))
-        return sized(experiment, lambda run: self.rows([without_band(run)])[0])
+        if load_axis(traffic) == "requests":
+            return experiment
+        if traffic.use_trace_timestamps:
+            return with_length(experiment, length_of(experiment))
+        if load_axis(traffic) == "concurrency":
+            return with_length(experiment, loop_length(traffic, mean_turns(traffic)))
+        service_s = Formula(experiment).answer_s(experiment.longest_draft)
+        return with_length(experiment, rate_length(traffic, mean_turns(traffic), service_s))
 
     def lengthened(self, candidates: Mapping[str, Experiment], share: float = 1.0) -> dict[str, Experiment]:
         """The candidates with one length: a share of what suffices for the slowest that keeps up."""

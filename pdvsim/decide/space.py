@@ -62,71 +62,53 @@ class Space:
         same = candidate.arch == "colocated" and "autoregressive" in self.archs
         return drafting if same and drafting and candidate.has_drafter else self.draft_lengths
 
-    def steps(self) -> list[str]:
-        """The kinds of setting in the order of the search, without fixed ones."""
+    def kinds(self, archs: Sequence[Arch] = ()) -> list[str]:
+        """The kinds of setting in the order of the search, without fixed ones, and those of none of `archs`."""
         several = {
-            "drafts": len(self.draft_lengths) > 1,
-            "varied": len(self.controllers) > 1 or self.controllers == (ADAPTIVE,),
-            "batches": len(self.max_num_seqs) > 1,
-            "prompts": len(self.max_num_batched_tokens) > 1,
-            "owned": self.own,
+            "num_speculative_tokens": len(self.draft_lengths) > 1,
+            "controller": len(self.controllers) > 1 or self.controllers == (ADAPTIVE,),
+            "max_num_seqs": len(self.max_num_seqs) > 1,
+            "max_num_batched_tokens": len(self.max_num_batched_tokens) > 1,
+            "own": self.own and (not archs or any(policy_of(arch).tuned for arch in archs)),
         }
         return [name for name, more in several.items() if more]
 
-    def steps_of(self, archs: Sequence[Arch]) -> list[str]:
-        """The same without settings that none of these architectures has."""
-        return [step for step in self.steps() if step != "owned" or any(policy_of(arch).tuned for arch in archs)]
+    def others(self, candidate: Experiment, kind: str) -> list[Experiment]:
+        """The candidate with other values of a kind of setting: those next to its own, or all if they have no order.
 
-    def drafts(self, candidate: Experiment) -> list[Experiment]:
-        """The candidate with the draft lengths that the formula leaves; with controllers if none is fixed."""
-        if not candidate.has_drafter:
-            return [candidate]
-        if "fixed" not in self.controllers:
-            return self.varied(candidate)
-        lengths: Sequence[int] = self.lengths(candidate)
-        if len(lengths) > PROMISING:
-            lengths = Formula(candidate).likely(lengths, LIKELY)[:PROMISING]
-        servers = (replace(candidate.server, controller="fixed", num_speculative_tokens=k) for k in lengths)
-        return _possible(candidate, ((candidate.arch, one) for one in servers))
-
-    def varied(self, candidate: Experiment) -> list[Experiment]:
-        """The candidate with every controller that varies its draft length."""
-        if not candidate.has_drafter:
-            return []
-        others = (name for name in self.controllers if name not in ("fixed", ADAPTIVE))
-        servers = [replace(candidate.server, controller=name) for name in others]
-        if ADAPTIVE in self.controllers and (candidate.arch == "colocated" or len(self.controllers) == 1):
-            k = min(max(self.draft_lengths), ADAPTIVE_LENGTH)
-            servers.append(replace(candidate.server, controller=ADAPTIVE, num_speculative_tokens=k))
-        return _possible(candidate, ((candidate.arch, one) for one in servers))
-
-    def neighbours(self, candidate: Experiment, name: str) -> list[Experiment]:
-        """The candidate with the next smaller and the next larger value of a setting."""
-        here, values = getattr(candidate.server, name), getattr(self, name, self.lengths(candidate))
-        if name == "num_speculative_tokens":
-            if not candidate.has_drafter:
+        Of draft lengths those that the formula excludes are left out, and those that it finds likely are added.
+        """
+        server, drafts = candidate.server, candidate.has_drafter
+        values: Sequence[Any] = getattr(self, kind, ())
+        if kind == "own":
+            kind, values = policy_of(candidate.arch).tuned or ("", ())
+            if not kind or getattr(server, kind) != getattr(Server, kind):  # given by the user
                 return []
-            values = tuple(Formula(candidate).likely(values, EXCLUDED))
-        smaller, larger = (sorted(v for v in values if v < here), sorted(v for v in values if v > here))
-        return self._with(candidate, name, [*smaller[-1:], *larger[:1]])
+        elif kind == "controller":
+            usual = [name for name in self.controllers if name not in ("fixed", ADAPTIVE)]
+            servers = [replace(server, controller=name) for name in usual]
+            if ADAPTIVE in self.controllers and (candidate.arch == "colocated" or len(self.controllers) == 1):
+                k = min(max(self.draft_lengths), ADAPTIVE_LENGTH)
+                servers.append(replace(server, controller=ADAPTIVE, num_speculative_tokens=k))
+            servers = servers if drafts and server.controller == self.controllers[0] else []
+            return _possible(candidate, ((candidate.arch, one) for one in servers))
+        elif kind == "num_speculative_tokens":
+            if not drafts or server.controller != "fixed":
+                return []
+            lengths, formula = self.lengths(candidate), Formula(candidate)
+            likely = formula.likely(lengths, LIKELY)[:PROMISING] if len(lengths) > PROMISING else lengths
+            values = [*likely, *_next(server.num_speculative_tokens, formula.likely(lengths, EXCLUDED))]
+        else:
+            values = _next(getattr(server, kind), values)
+        changes: list[dict[str, Any]] = [{kind: value} for value in values]
+        return _possible(candidate, ((candidate.arch, replace(server, **change)) for change in changes))
 
     def fewest(self, candidate: Experiment) -> list[Experiment]:
         """The candidate with the shortest allowed draft length."""
         if not candidate.has_drafter or "fixed" not in self.controllers:
             return []
-        return self._with(candidate, "num_speculative_tokens", [min(self.lengths(candidate))])
-
-    def owned(self, candidate: Experiment) -> list[Experiment]:
-        """The candidate with the settings that only its architecture has."""
-        name, values = policy_of(candidate.arch).tuned or ("", ())
-        if not name or getattr(candidate.server, name) != getattr(Server, name):  # given by the user
-            return [candidate]
-        return self._with(candidate, name, values)
-
-    @staticmethod
-    def _with(candidate: Experiment, name: str, values: Iterable[Any]) -> list[Experiment]:
-        servers = (replace(candidate.server, **{name: value}) for value in values)
-        return _possible(candidate, ((candidate.arch, one) for one in servers))
+        server = replace(candidate.server, num_speculative_tokens=min(self.lengths(candidate)))
+        return _possible(candidate, [(candidate.arch, server)])
 
 
 def with_best_length(candidate: Experiment, lengths: Sequence[int]) -> Experiment:
@@ -173,6 +155,12 @@ def drafts_text(candidate: Experiment) -> str:
     server = candidate.server
     k = f"k={server.num_speculative_tokens}"
     return server.controller if server.varies_length else k if server.controller == "fixed" else f"{k} {ADAPTIVE}"
+
+
+def _next(value: int, choices: Sequence[int]) -> list[int]:
+    """The next smaller and the next larger choice."""
+    smaller, larger = [one for one in choices if one < value], [one for one in choices if one > value]
+    return [*([max(smaller)] if smaller else []), *([min(larger)] if larger else [])]
 
 
 def _nearest(value: int, choices: tuple[int, ...]) -> int:

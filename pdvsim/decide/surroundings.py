@@ -1,4 +1,4 @@
-"""What surrounds a recommendation: where it changes, and failure modes nearby.
+"""What surrounds a recommendation: where it changes with the load, and from which acceptance drafting pays.
 
 From the given load outward, the recommendation and the other finalists run the same seeds at the last
 place, each with the draft length that the formula predicts to be best there, and otherwise the settings tuned for the
@@ -8,40 +8,34 @@ Before a challenger counts, both are tuned at that place and run again. If a few
 challenger (`race.enough`), and the recommendation meets the goal in all of them, the remaining seeds are skipped. Where
 the decision changed, the place is narrowed between the given one and the last (`find_edge`).
 
-Failure modes are poor acceptance, a full KV cache and a load near capacity. Not covered: a decision
-that changes and changes back before the last place, what pdvsim does not model (docs/model.md), and changes in the
-lengths or burstiness of the traffic.
+Not covered: a decision that changes and changes back before the last place, what pdvsim does not model (docs/model.md),
+and changes in the lengths or burstiness of the traffic.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from pdvsim.bench.length import length_of, with_length
 from pdvsim.bench.pool import Row
 from pdvsim.bench.stats import Interval, interval
-from pdvsim.decide.capacity import Capacities, Plan
-from pdvsim.decide.capacity_search import find_capacities
 from pdvsim.decide.edge import Ends, edge_of, find_edge, lockstep
 from pdvsim.decide.formula import RATES, break_even_rate
 from pdvsim.decide.race import race
 from pdvsim.decide.runs import Bench, Spent, at_acceptance, load_axis, replications, shortened
 from pdvsim.decide.space import with_best_length
-from pdvsim.decide.tune import Search, formula_sized, tuned
+from pdvsim.decide.tune import Search, tuned
 from pdvsim.sim.config import Acceptance, Experiment
 from pdvsim.sim.core import LOOKED_UP
-from pdvsim.sim.metrics.steady import LEAST
-from pdvsim.sim.relevance import applicable
 from pdvsim.sim.workload.acceptance import expected_tokens
 
 EDGE_CELLS = 8  # an edge is found to this share of the distance between two places
 RUN_SHARE = 0.3  # of what a final run measures
 RATE_CELLS = 32
-FEW_RUNS = 3  # replications per step of a search
-CLOSE = 0.05  # precision of the distance to capacity: an advice needs no more
+FEW_RUNS = 3  # replications per step of a search for an acceptance or a capacity
 
 Move = Callable[[Experiment, float], Experiment]
 
@@ -89,10 +83,8 @@ class Flips:
             probe = self.falls(side)
             beaten = {} if probe is None else {"falls": probe.at, "challenger": probe.challenger, "lead": probe.lead}
             ends["above" if side > 0 else "below"] = {"stands": self.stands(side), **beaten}
-        return {
-            "axis": self.axis, "here": self.here, "spent": self.spent, **ends,
-            "probes": [asdict(probe) for _, probe in sorted(self.probes.items())],
-        }  # fmt: skip
+        probes = [asdict(probe) for _, probe in sorted(self.probes.items())]
+        return {"axis": self.axis, "here": self.here, "spent": self.spent, **ends, "probes": probes}
 
     def sentence(self, side: int) -> str:
         """What changes on a side."""
@@ -112,27 +104,18 @@ class Flips:
 
 @dataclass(frozen=True)
 class Rivalry:
-    """The recommendation, its rivals and the search that tuned them."""
+    """The finalists by name, the recommendation first, and the search that tuned them."""
 
-    recommended: Experiment
-    rivals: tuple[Experiment, ...]
+    finalists: dict[str, Experiment]
     search: Search  # each uses the best of its draft lengths at a place
     num_runs: int
-
-    @property
-    def finalists(self) -> dict[str, Experiment]:
-        """The recommendation, then its rivals, by name."""
-        return {self.search.name(candidate): candidate for candidate in (self.recommended, *self.rivals)}
-
-    @property
-    def best(self) -> str:
-        """Name of the recommendation."""
-        return self.search.name(self.recommended)
+    bench: Bench
 
     @property
     def few_runs(self) -> int:
         """Replications per step of a search; all for a log, whose days differ."""
-        return self.num_runs if self.recommended.traffic.use_trace_timestamps else min(FEW_RUNS, self.num_runs)
+        replayed = next(iter(self.finalists.values())).traffic.use_trace_timestamps
+        return self.num_runs if replayed else min(FEW_RUNS, self.num_runs)
 
     def placed(self, candidate: Experiment, drafting: bool = False) -> Experiment:
         """A candidate at another place: with the best draft length there, above 0 if `drafting`, in a shorter run."""
@@ -142,67 +125,84 @@ class Rivalry:
         whole = load_axis(candidate.traffic) == "requests"  # a shorter job would be a different load
         return candidate if whole else shortened(candidate, RUN_SHARE)
 
-    def probe(self, at: float, finalists: Mapping[str, Experiment], bench: Bench) -> Probe:
+    def probe(self, at: float, there: dict[str, Experiment]) -> Probe:
         """The finalists at a place, and whether one of them beats the recommendation."""
-        goal, mine = self.search.goal, self.best
-        *_, state = race(dict(finalists), goal, bench, self.num_runs, self.search.indifference, 0, holder=mine)
+        goal, mine = self.search.goal, next(iter(there))
+        *_, state = race(there, goal, self.bench, self.num_runs, self.search.indifference, 0, holder=mine)
         values = {name: interval(map(goal.value, rows)) for name, rows in state.rows.items()}
         able, result = tuple(name for name, rows in state.rows.items() if goal.met(rows)), state.contest
         beaten = result.best != mine and mine not in result.unsure
         lead = result.leads[mine].mean if beaten and mine in result.leads else math.nan
         return Probe(at, values, able, result.best if beaten else None, lead)
 
-    def tested(self, at: float, move: Move, bench: Bench) -> Probe:
+    def tested(self, at: float, move: Move) -> Probe:
         """All finalists at one place, then a challenger and the recommendation again, both tuned there."""
-        steady = self.recommended.scoring.steady  # all have the same requests
         moved = {name: move(candidate, at) for name, candidate in self.finalists.items()}
-        moved = {name: formula_sized(mine, bench) if steady else mine for name, mine in moved.items()}
-        longest = max(map(length_of, moved.values()), key=lambda length: length.total)
-        finalists = {name: with_length(mine, longest) if steady else mine for name, mine in moved.items()}
-        there = bench.lengthened({name: self.placed(c) for name, c in finalists.items()}, RUN_SHARE)
-        probe = self.probe(at, there, bench)
-        if probe.challenger is not None and self.search.space.steps():
-            for name in (self.best, probe.challenger):
-                there[name] = replace(there[name], server=self._retuned(finalists[name], bench).server)
-            probe = self.probe(at, there, bench)
+        if next(iter(moved.values())).scoring.steady:  # all have the same requests
+            sized = [self.bench.sized(mine) for mine in moved.values()]
+            longest = max(map(length_of, sized), key=lambda length: length.total)
+            moved = {name: with_length(mine, longest) for name, mine in moved.items()}
+        there = self.bench.lengthened({name: self.placed(mine) for name, mine in moved.items()}, RUN_SHARE)
+        probe = self.probe(at, there)
+        if probe.challenger is not None and self.search.space.kinds():
+            for name in (next(iter(there)), probe.challenger):
+                again = Search(self.search.goal, self.search.space, self.search.indifference)
+                best = tuned(again, [moved[name]], self.bench, alone=True)[0][moved[name].arch]
+                there[name] = replace(there[name], server=best.server)
+            probe = self.probe(at, there)
         return probe
 
-    def _retuned(self, candidate: Experiment, bench: Bench) -> Experiment:
-        """A candidate's architecture tuned at another place."""
-        again = Search(self.search.goal, self.search.space, self.search.indifference)
-        return tuned(again, [candidate], bench, alone=True)[0][candidate.arch]
+    def flips(self, axis: str, here: float, places: Sequence[float], move: Move) -> Flips:
+        """Find where the decision changes between `here` and the first and the last place, while the budget lasts.
 
+        Both sides advance together, so that a limited budget affects them equally.
+        """
+        ends = {-1: min(places, default=here), 1: max(places, default=here)}
+        flips = Flips(axis, here, sides=tuple(side for side, end in ends.items() if side * end > side * here))
 
-def find_flips(axis: str, here: float, places: Sequence[float], move: Move, rivalry: Rivalry, bench: Bench) -> Flips:
-    """Find where the decision changes between `here` and the first and the last place, while the budget lasts.
+        def judge(asked: dict[int, int]) -> Iterator[float]:
+            for side, cell in asked.items():
+                at = here * (ends[side] / here) ** (cell / EDGE_CELLS)
+                at = at if axis == "load" else float(round(at))
+                if at not in flips.probes:
+                    flips.probes[at] = self.tested(at, move)
+                yield -1 if flips.changed(flips.probes[at]) else 1
 
-    Both sides advance together, so that a limited budget affects them equally.
-    """
-    ends = {-1: min(places, default=here), 1: max(places, default=here)}
-    flips = Flips(axis, here, sides=tuple(side for side, end in ends.items() if side * end > side * here))
+        try:
+            flips.probes[here] = self.probe(here, self.finalists)  # as they were decided
+            limits, stride = Ends(0, EDGE_CELLS + 1), EDGE_CELLS // 2
+            lockstep({side: find_edge(EDGE_CELLS, limits, stride, 1, far=0) for side in flips.sides}, judge, {})
+        except Spent:
+            flips.spent = True
+        return flips
 
-    def place(side: int, cell: int) -> float:
-        """A cell's place between the given one and the end of a side; numbers of requests are whole."""
-        share, end = cell / EDGE_CELLS, ends[side]
-        at = here * (end / here) ** share
-        return at if axis == "load" else float(round(at))
+    def break_even(self, drafting: str, plain: str) -> BreakEven:
+        """The cell of a grid of acceptance rates in which drafting starts to pay by the mean of the objective.
 
-    def judge(asked: dict[int, int]) -> Iterator[float]:
-        for side, cell in asked.items():
-            at = place(side, cell)
-            if at not in flips.probes:
-                flips.probes[at] = rivalry.tested(at, move, bench)
-            yield -1 if flips.changed(flips.probes[at]) else 1
+        The search starts where the formula predicts it. At every rate the drafts have the best length from 1 on: where
+        the formula prefers none, drafting may still pay.
+        """
+        goal, runs, drafts = self.search.goal, self.few_runs, self.finalists[drafting]
+        here = drafts.acceptance.acceptance_rate
+        if not drafts.acceptance.by_rate:
+            here = equivalent_rate(self.bench.rows(replications(drafts, runs)))
+            drafts = replace(drafts, acceptance=Acceptance())
+        undrafted = self.placed(self.finalists[plain])
 
-    try:
-        flips.probes[here] = rivalry.probe(here, rivalry.finalists, bench)  # as they were decided
-        cells = {
-            side: find_edge(EDGE_CELLS, Ends(0, EDGE_CELLS + 1), EDGE_CELLS // 2, 1, far=0) for side in flips.sides
-        }
-        lockstep(cells, judge, {})
-    except Spent:
-        flips.spent = True
-    return flips
+        def margin(cell: int) -> float:
+            """Relative lead of plain decoding."""
+            there = self.placed(at_acceptance(drafts, cell / RATE_CELLS), drafting=True)
+            rows = self.bench.replicated({plain: undrafted, drafting: there}, runs)
+            plainly, drafted = (interval(map(goal.value, rows[name])).mean for name in (plain, drafting))
+            return goal.sign * (plainly - drafted) / max(abs(plainly), 1e-12) or 1e-12
+
+        limits = Ends(-1, RATE_CELLS + 1)
+        guess = break_even_rate(drafts, [k for k in self.search.space.draft_lengths if k])
+        start = RATE_CELLS if guess is None else round(guess * RATE_CELLS)
+        edge = edge_of(find_edge(start, limits, stride=4, slope=1 / RATE_CELLS, trust=0.5), margin)
+        low = min(max(math.floor(edge.root), edge.low), edge.high - 1)
+        losing, winning = (None if cell in limits else cell / RATE_CELLS for cell in (low, low + 1))
+        return BreakEven(drafting, here, losing, winning)
 
 
 @dataclass(frozen=True)
@@ -240,41 +240,3 @@ def equivalent_rate(rows: Sequence[Row]) -> float:
     k = max(1, round(drafted / rounds)) if rounds > 0 else 1
     tokens = interval(row["spec_decode_acceptance_length"] for row in rows).mean
     return min(RATES, key=lambda rate: abs(expected_tokens(rate, k) - tokens))
-
-
-def break_even(drafting: Experiment, plain: Experiment, rivalry: Rivalry, bench: Bench) -> BreakEven:
-    """The cell of a grid of acceptance rates in which drafting starts to pay by the mean of the objective.
-
-    The search starts where the formula predicts it. At every rate the drafts have the best length from 1 on: where the
-    formula prefers none, drafting may still pay.
-    """
-    goal, runs = rivalry.search.goal, rivalry.few_runs
-    here = drafting.acceptance.acceptance_rate
-    if not drafting.acceptance.by_rate:
-        here = equivalent_rate(bench.rows(replications(drafting, runs)))
-        drafting = replace(drafting, acceptance=Acceptance())
-    undrafted = rivalry.placed(plain)
-
-    def margin(cell: int) -> float:
-        """Relative lead of plain decoding."""
-        there = rivalry.placed(at_acceptance(drafting, cell / RATE_CELLS), drafting=True)
-        rows = bench.replicated({"plain": undrafted, "drafting": there}, runs)
-        plainly, drafted = (interval(map(goal.value, rows[name])).mean for name in ("plain", "drafting"))
-        return goal.sign * (plainly - drafted) / max(abs(plainly), 1e-12) or 1e-12
-
-    limits = Ends(-1, RATE_CELLS + 1)
-    guess = break_even_rate(drafting, [k for k in rivalry.search.space.draft_lengths if k])
-    start = RATE_CELLS if guess is None else round(guess * RATE_CELLS)
-    edge = edge_of(find_edge(start, limits, stride=4, slope=1 / RATE_CELLS, trust=0.5), margin)
-    low = min(max(math.floor(edge.root), edge.low), edge.high - 1)
-    losing, winning = (None if cell in limits else cell / RATE_CELLS for cell in (low, low + 1))
-    return BreakEven(rivalry.search.name(drafting), here, losing, winning)
-
-
-def saturation(contenders: Mapping[str, Experiment], rivalry: Rivalry, bench: Bench, usd: float | None) -> Capacities:
-    """The highest rates that contenders, by name, hold on the same GPUs, as `pdvsim capacity` finds them."""
-    tuned_as = {name: applicable(candidate) for name, candidate in contenders.items()}
-    base, goal = next(iter(tuned_as.values())), rivalry.search.goal
-    least = bench.prompts or LEAST
-    plan = Plan(base, tuple(tuned_as), rivalry.few_runs, goal, CLOSE, tuned=tuned_as, least=least)
-    return find_capacities(plan, bench, usd)

@@ -3,11 +3,11 @@
 All commands decide by `decided`: tune every contender, then race the best on seeds that the search did not use.
 
 At each place (a load, a pair, a GPU) every contender runs with the draft length that the formula ranks best. Those that
-can still win try, in one batch, the lengths that the formula's error cannot exclude, and those next to the best. Then
-come the controllers, batch limits and prompt tokens per forward (the next fewer and more, and further ones while that
-is better), and settings that only this architecture has. Runs are short and share their requests. Settings close to the
-best of their contender get a second seed. These seeds are used for nothing else, because the best of many looks too
-good on the seeds that selected it. Among settings within the indifference the simpler is kept.
+can still win go on, one kind of setting after the other: draft length, controller, batch limit, prompt tokens per
+forward, and what only this architecture has. Of each kind the values next to the best are run (`Space.others`), until
+none of them is better. Runs are short and share their requests. Settings close to the best of their contender get a
+second seed. These seeds are used for nothing else, because the best of many looks too good on the seeds that selected
+it. Among settings within the indifference the simpler is kept.
 
 Limits: the search tests one kind of setting after another, so it can miss settings that are good only together.
 Settings skipped for lack of budget are counted.
@@ -15,28 +15,24 @@ Settings skipped for lack of budget are counted.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import math
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import zip_longest
 
-from pdvsim.bench.length import length_of, mean_turns, with_length
+from pdvsim.bench.length import length_of, with_length
 from pdvsim.bench.pool import Row
 from pdvsim.decide.fleet import Contender, contender_name
-from pdvsim.decide.formula import Formula
 from pdvsim.decide.goal import Goal
 from pdvsim.decide.race import Finals, race
-from pdvsim.decide.runs import Bench, load_axis, one_server, replications, shortened, without_band
+from pdvsim.decide.runs import Bench, one_server, replications, shortened, without_band
 from pdvsim.decide.space import PROMISING, Space, complexity
 from pdvsim.sim.config import Experiment
-from pdvsim.sim.metrics.steady import rate_length
 
 FAR = 2.0  # architectures this many times worse than the best are not tuned further
 FAR_CONTENDER = 1.25  # the same for fleets and drafters that are not always kept
 NEAR_CONTENDER = 1.1  # the same once draft lengths are tuned: what is left to tune changes less
 CLOSE = 1.02  # settings this many times worse than the best of their contender get a second seed
-CLIMBED = {  # kinds tested from best to next
-    "drafts": "num_speculative_tokens", "batches": "max_num_seqs", "prompts": "max_num_batched_tokens",
-}  # fmt: skip
 MOST_CLOSE = 3
 SEEDS = 2
 APART = 100_000  # offset of search seeds from those of the replications
@@ -73,14 +69,12 @@ class Search:
         return [start for one in self.contenders for start in self.space.starts(one.of(base), (one.arch,))]
 
     def ranked(
-        self, candidates: Sequence[Experiment], base: Experiment, figures: Mapping[Experiment, float] | None = None
+        self, candidates: Iterable[Experiment], base: Experiment, figures: Mapping[Experiment, float] | None = None
     ) -> list[Experiment]:
         """The candidates that have run, best first by `figures`; simplest first within the indifference."""
         figures = self.figures if figures is None else figures
-        best = sorted(
-            filter(figures.__contains__, dict.fromkeys(candidates)), key=lambda c: -self.goal.sign * figures[c]
-        )
-        order: list[Experiment] = []
+        run = filter(figures.__contains__, dict.fromkeys(candidates))
+        best, order = sorted(run, key=lambda c: -self.goal.sign * figures[c]), list[Experiment]()
         while best:
             top = figures[best[0]]
             alike = [c for c in best if abs(figures[c] - top) <= self.indifference * abs(top)]
@@ -88,28 +82,105 @@ class Search:
             best = best[len(alike) :]
         return order
 
-    def best(self, candidates: Sequence[Experiment]) -> Experiment | None:
+    def order(self, base: Experiment) -> list[Experiment]:
+        """All candidates that have run, best first."""
+        return self.ranked(self.figures, base)
+
+    def best(self, candidates: Iterable[Experiment]) -> Experiment | None:
         """The candidate with the best value; None if none has run."""
-        run = [candidate for candidate in candidates if candidate in self.figures]
+        run = filter(self.figures.__contains__, candidates)
         return max(run, key=lambda c: self.goal.sign * self.figures[c], default=None)
 
-    def worse(self, mine: Experiment, best: Experiment) -> float:
-        """How many times worse a candidate is than the best."""
+    def worse(self, mine: Experiment, best: Experiment | None) -> float:
+        """How many times worse a candidate is than the best; infinitely, if either has not run."""
+        if best is None or mine not in self.figures or best not in self.figures:
+            return math.inf
         sides = self.figures[mine], self.figures[best]
         less, more = sides if self.goal.sign > 0 else sides[::-1]
-        return 1.0 if less == more else more / less if less > 0 else float("inf")
+        return 1.0 if less == more else more / less if less > 0 else math.inf
 
-    def far(self, mine: Experiment, best: Experiment) -> bool:
-        """Whether a candidate is too far from the best to be tuned further, or has not run."""
-        known = mine in self.figures and best in self.figures
-        return not known or self.worse(mine, best) > (FAR_CONTENDER if self.contenders else FAR)
+    @property
+    def far(self) -> float:
+        """Contenders this many times worse than the best are not tuned further."""
+        return FAR_CONTENDER if self.contenders else FAR
 
 
 def most_runs(space: Space, places: int, contenders: int | None = None) -> int:
     """Estimated upper limit of simulations for tuning at `places`, for all architectures or that many `contenders`."""
-    variants = PROMISING + len(space.controllers) if "drafts" in space.steps() else 1
+    variants = PROMISING + len(space.controllers) if "num_speculative_tokens" in space.kinds() else 1
     variants += len(space.max_num_seqs) + len(space.max_num_batched_tokens) + 3 * space.own
     return SEEDS * places * (contenders or len(space.archs)) * variants
+
+
+@dataclass
+class _Tuning:
+    """The settings tried of each contender at each place, the best so far first."""
+
+    search: Search
+    places: Sequence[Experiment]
+    bench: Bench
+    tried: dict[PlaceAndName, list[Experiment]] = field(default_factory=dict)
+
+    def run(self, variants: Mapping[PlaceAndName, Sequence[Experiment]]) -> bool:
+        """Run further settings on the first seed, within the budget; returns whether any is new."""
+        search = self.search
+        new = {
+            key: [v for v in dict.fromkeys(mine) if v not in self.tried.get(key, ())] for key, mine in variants.items()
+        }
+        # alternately, so that a limited budget affects every contender equally
+        turns = dict.fromkeys(c for turn in zip_longest(*new.values()) for c in turn if c is not None)
+        runs = [candidate for candidate in turns if candidate not in search.figures]
+        if search.budget is not None:  # the first is always run
+            room = max(0 if search.figures else 1, search.budget - self.bench.runs)
+            search.skipped += len(runs[room:])
+            runs = runs[:room]
+        for candidate, row in zip(runs, self.bench.rows([_short(c)[0] for c in runs]), strict=True):
+            search.figures[candidate], search.rows[candidate] = search.goal.value(row), row
+        for key, mine in new.items():
+            every = [*self.tried.get(key, ()), *mine]
+            order = search.ranked(every, self.places[key[0]])
+            self.tried[key] = [*order, *(c for c in every if c not in search.figures)]
+        return any(new.values())
+
+    def near(self, limit: float) -> list[PlaceAndName]:
+        """The contenders at most `limit` times worse than the best at their place, and those that are always kept."""
+        every = [
+            [c for (at, _), mine in self.tried.items() if at == here for c in mine] for here in range(len(self.places))
+        ]
+        best, always = list(map(self.search.best, every)), self.search.always_finalists
+        return [
+            (at, name)
+            for (at, name), mine in self.tried.items()
+            if name in always or self.search.worse(mine[0], best[at]) <= limit
+        ]
+
+    def variants(self, settings: Sequence[Experiment], kind: str) -> list[Experiment]:
+        """Settings of a kind next to the best of some; no batch limit that is never reached."""
+        best = self.search.best(settings)
+        if best is None:
+            return []
+        others = self.search.space.others(best, kind)
+        if kind == "max_num_seqs":
+            peak = int(self.search.rows[best]["max_concurrent_requests"])
+            others = others if peak >= best.server.max_num_seqs else [c for c in others if c.server.max_num_seqs < peak]
+        return others
+
+    def settle(self) -> None:
+        """Put the best of each contender first, by all seeds where several are close on the first."""
+        search, close = self.search, dict[PlaceAndName, list[Experiment]]()
+        for key in self.near(NEAR_CONTENDER):
+            best = search.best(self.tried[key])
+            close[key] = [c for c in self.tried[key] if search.worse(c, best) <= CLOSE][:MOST_CLOSE]
+        again = dict.fromkeys(c for mine in close.values() if len(mine) > 1 for c in mine)
+        if search.budget is not None and self.bench.runs + (SEEDS - 1) * len(again) > search.budget:
+            return
+        rows = iter(self.bench.rows([run for c in again for run in _short(c)[1:]]))
+        means = {
+            c: (search.figures[c] + sum(search.goal.value(next(rows)) for _ in range(SEEDS - 1))) / SEEDS for c in again
+        }
+        for key, mine in close.items():
+            for best in search.ranked(mine, self.places[key[0]], means)[:1]:
+                self.tried[key] = [best, *(c for c in self.tried[key] if c != best)]
 
 
 def tuned(
@@ -119,114 +190,29 @@ def tuned(
 
     With `alone` only the architecture of the place's experiment.
     """
-    tried: dict[PlaceAndName, list[Experiment]] = {}  # the setting that leads its contender comes first
+    tuning, starts = _Tuning(search, places, bench), dict[PlaceAndName, list[Experiment]]()
     for at, base in enumerate(places):
-        starts = search.space.starts(base, (base.arch,)) if alone else search.starts(base)
-        if not starts:
+        here = search.space.starts(base, (base.arch,)) if alone else search.starts(base)
+        if not here:
             raise ValueError("no architecture can run with these options")
-        tried |= {(at, search.name(start)): [start] for start in starts}
-    far = FAR_CONTENDER if search.contenders else FAR
-    _run(search, tried, bench)
-    if "drafts" in search.space.steps():  # those that the formula gave too many drafts are not out yet
-        fewest = {key: search.space.fewest(mine[0]) for key, mine in tried.items() if _far(search, tried, key, far)}
-        _extend(search, tried, fewest, places, bench)
-    for step in search.space.steps():
-        near = [key for key in tried if not _far(search, tried, key, far)]
-        _extend(search, tried, {key: _variants(search, step, tried[key][0]) for key in near}, places, bench)
-        while step in CLIMBED:
-            further = {key: _further(search, step, tried[key]) for key in near if tried[key][0] in search.figures}
-            if not _extend(search, tried, further, places, bench):
-                break
+        starts |= {(at, search.name(start)): [start] for start in here}
+    tuning.run(starts)
+    kinds, far = search.space.kinds(), search.far
+    if "num_speculative_tokens" in kinds:  # those that the formula gave too many drafts are not out yet
+        near = tuning.near(far)
+        tuning.run({key: search.space.fewest(mine[0]) for key, mine in tuning.tried.items() if key not in near})
+    for kind in kinds:
+        ahead = {key: tuning.tried[key][:1] for key in tuning.near(far)}
+        while tuning.run({key: tuning.variants(mine, kind) for key, mine in ahead.items()}):
+            ahead = {key: tuning.tried[key] for key in ahead}
         far = NEAR_CONTENDER if search.contenders else far
-    _settle(search, tried, places, bench)
+    tuning.settle()
     best: list[dict[str, Experiment]] = []
     for at, base in enumerate(places):
-        mine = [candidates[0] for (where, _), candidates in tried.items() if where == at]
+        mine = [candidates[0] for (where, _), candidates in tuning.tried.items() if where == at]
         order = [*search.ranked(mine, base), *(c for c in mine if c not in search.figures)]
         best.append({search.name(candidate): candidate for candidate in order})
     return best
-
-
-def _extend(
-    search: Search,
-    tried: dict[PlaceAndName, list[Experiment]],
-    variants: Mapping[PlaceAndName, Sequence[Experiment]],
-    places: Sequence[Experiment],
-    bench: Bench,
-) -> bool:
-    """Run further settings of contenders, and put the best of each first; returns whether any setting is new."""
-    new = {key: [v for v in dict.fromkeys(mine) if v not in tried[key]] for key, mine in variants.items()}
-    if not any(new.values()):
-        return False
-    _run(search, new, bench)
-    for key, mine in new.items():
-        tried[key] += mine
-        order = search.ranked(tried[key], places[key[0]])
-        tried[key] = [*order, *(c for c in tried[key] if c not in search.figures)]
-    return True
-
-
-def _variants(search: Search, step: str, candidate: Experiment) -> list[Experiment]:
-    if step in ("batches", "prompts"):
-        return _further(search, step, [candidate])
-    variants: list[Experiment] = getattr(search.space, step)(candidate)
-    return variants
-
-
-def _further(search: Search, step: str, tried: Sequence[Experiment]) -> list[Experiment]:
-    """The settings of a kind next to the best one that ran; no batch limit that is never reached."""
-    best = search.best([c for c in tried if step != "drafts" or c.server.controller == "fixed"])
-    if best is None:
-        return []
-    next_ones = search.space.neighbours(best, CLIMBED[step])
-    peak = int(search.rows[best]["max_concurrent_requests"])
-    if step != "batches" or peak >= best.server.max_num_seqs:
-        return next_ones
-    return [one for one in next_ones if one.server.max_num_seqs < peak]
-
-
-def _far(search: Search, tried: Mapping[PlaceAndName, Sequence[Experiment]], key: PlaceAndName, limit: float) -> bool:
-    """Whether a contender is more than `limit` times worse than the best at its place."""
-    if key[1] in search.always_finalists:
-        return False
-    mine, best = tried[key][0], search.best([c for (at, _), rivals in tried.items() if at == key[0] for c in rivals])
-    return mine not in search.figures or best is None or search.worse(mine, best) > limit
-
-
-def _run(search: Search, groups: Mapping[PlaceAndName, Sequence[Experiment]], bench: Bench) -> None:
-    """Run candidates without a value on the first seed, within the budget; the first is always run."""
-    # alternately, so that a limited budget affects every group equally
-    turns = dict.fromkeys(c for turn in zip_longest(*groups.values()) for c in turn if c is not None)
-    new = [candidate for candidate in turns if candidate not in search.figures]
-    if search.budget is not None:
-        room = max(0 if search.figures else 1, search.budget - bench.runs)
-        new, left = new[:room], new[room:]
-        search.skipped += len(left)
-    for candidate, row in zip(new, bench.rows([_short(c)[0] for c in new]), strict=True):
-        search.figures[candidate] = search.goal.value(row)
-        search.rows[candidate] = row
-
-
-def _settle(
-    search: Search, tried: dict[PlaceAndName, list[Experiment]], places: Sequence[Experiment], bench: Bench
-) -> None:
-    """Put the best of each contender first, by all seeds where several are close on the first."""
-    close: dict[PlaceAndName, list[Experiment]] = {}
-    for key, mine in tried.items():
-        best = search.best(mine)
-        if best is not None and not _far(search, tried, key, NEAR_CONTENDER):
-            close[key] = [c for c in mine if c in search.figures and search.worse(c, best) <= CLOSE][:MOST_CLOSE]
-    rivals = {key: mine for key, mine in close.items() if len(mine) > 1}
-    again = dict.fromkeys(c for mine in rivals.values() for c in mine)
-    if search.budget is not None and bench.runs + (SEEDS - 1) * len(again) > search.budget:
-        return
-    rows = iter(bench.rows([run for c in again for run in _short(c)[1:]]))
-    means = {
-        c: (search.figures[c] + sum(search.goal.value(next(rows)) for _ in range(SEEDS - 1))) / SEEDS for c in again
-    }
-    for key, mine in rivals.items():
-        best = search.ranked(mine, places[key[0]], means)[0]
-        tried[key] = [best, *(c for c in tried[key] if c != best)]
 
 
 def _short(candidate: Experiment) -> list[Experiment]:
@@ -249,7 +235,11 @@ def decided(
     `budget` limits the simulations for added seeds. With `all_compete` all contenders are finalists with the same
     number of seeds. On Ctrl-C the finished runs are decided, then it is raised.
     """
-    best = tuned(search, [_sized(search, place, bench) for place in places], bench)
+    sized = []
+    for place in map(search.goal.prepared, places):  # with the length that the first contender needs by formula
+        one = next((bench.sized(start) for start in search.starts(place)), place)
+        sized.append(with_length(place, length_of(one)) if one.scoring.steady else place)
+    best = tuned(search, sized, bench)
     finals = [_finalists(search, here, all_compete) for here in best]
     for _ in range(LENGTHENED):
         finals = [bench.lengthened(here) for here in finals]
@@ -270,28 +260,11 @@ def decided(
         raise interrupted
 
 
-def _sized(search: Search, place: Experiment, bench: Bench) -> Experiment:
-    """A place with the length that its load needs by formula; at a request rate the finalists' runs lengthen it."""
-    place = search.goal.prepared(place)
-    starts = search.starts(place)
-    sized = formula_sized(starts[0], bench) if starts else place
-    return with_length(place, length_of(sized)) if sized.scoring.steady else place
-
-
-def formula_sized(candidate: Experiment, bench: Bench) -> Experiment:
-    """The experiment with the length that its load needs by formula, or the given one."""
-    traffic = candidate.traffic
-    if bench.prompts is not None or load_axis(traffic) != "load" or traffic.use_trace_timestamps:
-        return bench.sized(candidate)
-    service_s = Formula(candidate).answer_s(candidate.longest_draft)
-    return with_length(candidate, rate_length(traffic, mean_turns(traffic), service_s))
-
-
 def _finalists(search: Search, best: Mapping[str, Experiment], all_compete: bool) -> dict[str, Experiment]:
     """The best few that are near enough to be tuned, plain decoding at its best, and fleets that are kept; or all."""
     plain = [name for name, candidate in best.items() if candidate.arch == "autoregressive"]
-    first = next(iter(best.values()))
-    near = [name for name, mine in best.items() if mine == first or not search.far(mine, first)]
+    first = next(iter(best))
+    near = [name for name in best if name == first or search.worse(best[name], best[first]) <= search.far]
     names = dict.fromkeys([*(best if all_compete else near[:FINALISTS]), *plain[:1]])
     names |= dict.fromkeys(name for name in best if name in search.always_finalists)
     return {name: best[name] for name in names}

@@ -35,7 +35,7 @@ CONFIGS = ("pdvsim.cli.run", "pdvsim.sim.config", "pdvsim.sim.workload.options",
            "pdvsim.sim.prices.options", "pdvsim.realrun.machine", "pdvsim.cli.realrun",
            "pdvsim.decide.options", *(cli.command_class(name).__module__ for name in cli.COMMANDS),
            *(f"pdvsim.cli.validate.{name}" for name in ("base", "bench", "launches", "runs", "serve", "servers")),
-           *(f"pdvsim.decide.{name}" for name in ("capacity", "question", "draft_table", "winners", "goal",
+           *(f"pdvsim.decide.{name}" for name in ("capacity", "advice", "draft_table", "winners", "goal",
                                                   "space")))  # fmt: skip
 ANSWERS = {"Case", "Capacities", "Bracket", "WinnerMap", "Cell", "Differences", "Border", "DraftTable", "Tier"}
 

@@ -31,7 +31,7 @@ from pdvsim.decide.goal import Goal
 from pdvsim.decide.race import contest, contest_of
 from pdvsim.decide.runs import Bench, at_acceptance, at_rate, replications
 from pdvsim.decide.space import Space, complexity
-from pdvsim.decide.surroundings import RUN_SHARE, Rivalry, break_even, find_flips
+from pdvsim.decide.surroundings import RUN_SHARE, Rivalry
 from pdvsim.decide.tune import Search
 from pdvsim.sim.config import Acceptance, Experiment, Hardware, Host, Scoring, Server, Traffic
 from pdvsim.sim.policies import ARCHS
@@ -83,10 +83,10 @@ def test_the_runs_that_an_answer_takes_are_foreseen() -> None:
 def test_the_recommendation_is_the_best_or_the_simplest_of_those_alike() -> None:
     advice = whole_advice()
     goal = advice.question.goal
-    figures = {str(c.arch): [goal.value(row) for row in rows] for c, rows in advice.finals.items() if goal.met(rows)}
-    held = contest(figures, goal.sign, None, 0.01)
-    assert (held.best, held.leads, held.alike) == (advice.contest.best, advice.contest.leads, advice.contest.alike)
-    assert set(advice.contest.alike) <= set(advice.contest.unsure)
+    figures = {name: list(map(goal.value, rows)) for name, rows in advice.finals.rows.items() if goal.met(rows)}
+    held, decided = contest(figures, goal.sign, None, 0.01), advice.finals.contest
+    assert (held.best, held.leads, held.alike) == (decided.best, decided.leads, decided.alike)
+    assert set(decided.alike) <= set(decided.unsure)
     tied = {held.best, *held.alike}
     assert advice.recommended.arch == min(tied, key=lambda arch: ARCHS.index(arch))  # type: ignore[arg-type]
     assert advice.met
@@ -100,22 +100,19 @@ def test_the_text_says_what_the_document_says() -> None:
     for section in ("Recommendation", "Asked", "Candidates", "Why", "Expected", "Where that changes", "Method"):
         assert f"{section}\n{'-' * len(section)}" in text
     assert document["search"]["left_out"] == []
-    [line] = [line for line in text.splitlines() if line.startswith("saturation: ")]
-    capacity = whole_advice().capacity
-    assert f"the load is {20 / capacity.summary()[0]['rate'].mean:.0%} of that" in line
+    assert f"the load is {20 / whole_advice().holds(whole_advice().best).mean:.0%} of that" in text
 
 
 def test_drafts_are_advised_against_where_no_finalist_that_drafts_meets_the_goal() -> None:
-    whole = whole_advice()
-    plain, goal = whole.finalists["autoregressive"], whole.question.goal
-    finals = {
-        c: rows if c == plain else [row | {"stability": "overloaded"} for row in rows]
-        for c, rows in whole.finals.items()
+    whole, plain = whole_advice(), "autoregressive"
+    rows = {
+        name: mine if name == plain else [row | {"stability": "overloaded"} for row in mine]
+        for name, mine in whole.finals.rows.items()
     }
-    rows = {whole.question.name(c): mine for c, mine in finals.items()}
-    held = contest_of(rows, goal, whole.finalists, 0.01)
+    held = contest_of(rows, whole.question.goal, whole.finalists, 0.01)
     assert held.others == ()
-    advice = replace(whole, finals=finals, contest=held, recommended=plain, capacity=None, break_even=None)
+    finals = whole.finals._replace(rows=rows, contest=held)
+    advice = replace(whole, finals=finals, best=plain, capacity=None, break_even=None)
     assert "do not enable speculation: no setting that drafts meets the goal" in str(advice)
 
 
@@ -131,7 +128,7 @@ PLAIN = replace(DRAFTING, arch="autoregressive")
 def rivalry(best: Experiment, rival: Experiment, goal: Goal, num_runs: int, *lengths: int) -> Rivalry:
     """Two of which nothing but the draft length is tuned."""
     space = Space(("colocated",), lengths, ("fixed",), (128,), (2048,), own=False)
-    return Rivalry(best, (rival,), Search(goal, space, 0.0), num_runs)
+    return Rivalry({str(c.arch): c for c in (best, rival)}, Search(goal, space, 0.0), num_runs, Bench(1))
 
 
 def mean_e2el(experiment: Experiment) -> float:
@@ -139,7 +136,7 @@ def mean_e2el(experiment: Experiment) -> float:
 
 
 def test_the_break_even_acceptance_has_a_winner_on_either_side() -> None:
-    even = break_even(DRAFTING, PLAIN, rivalry(DRAFTING, PLAIN, GOAL, 3, 4), Bench(1))
+    even = rivalry(DRAFTING, PLAIN, GOAL, 3, 4).break_even("colocated", "autoregressive")
     assert even.wins_at - even.loses_at == pytest.approx(1 / 32)
     assert mean_e2el(at_acceptance(DRAFTING, even.loses_at - 1 / 32)) >= mean_e2el(PLAIN)  # in runs of other lengths
     assert mean_e2el(at_acceptance(DRAFTING, even.wins_at + 1 / 32)) < mean_e2el(PLAIN)
@@ -153,15 +150,14 @@ def test_drafts_that_pay_in_a_batch_job_are_above_their_break_even() -> None:
     assert Formula(drafting).ranked((0, 1, 2))[0].k == 0
     fast, slow = (row["output_throughput"] for row in Bench(1).rows([drafting, applicable(plain)]))
     assert fast > slow
-    even = break_even(drafting, plain, rivalry(drafting, plain, goal, 1, 0, 1, 2), Bench(1))
+    even = rivalry(drafting, plain, goal, 1, 0, 1, 2).break_even("colocated", "autoregressive")
     assert even.wins_at <= drafting.acceptance.acceptance_rate
 
 
 def test_a_flip_has_another_winner_beyond_its_edge_and_none_before() -> None:
     """Drafting against plain decoding, along an axis with one flip: as acceptance falls, plain decoding takes over."""
     who = rivalry(at_acceptance(DRAFTING, 0.9), PLAIN, GOAL, 5, 4)
-    bench = Bench(1)
-    flips = find_flips("load", 0.9, (0.1, 0.95), at_acceptance, who, bench)
+    flips = who.flips("load", 0.9, (0.1, 0.95), at_acceptance)
     assert flips.falls(1) is None
     assert flips.stands(1) == pytest.approx(0.95)
     falls, stands = flips.falls(-1), flips.stands(-1)
@@ -172,7 +168,7 @@ def test_a_flip_has_another_winner_beyond_its_edge_and_none_before() -> None:
     def pair(rate: float) -> dict[str, list[float]]:
         """On all seeds, in runs as long as those of the search."""
         placed = {name: who.placed(at_acceptance(c, rate)) for name, c in who.finalists.items()}
-        rows = bench.replicated(bench.lengthened(placed, RUN_SHARE), 5)
+        rows = who.bench.replicated(who.bench.lengthened(placed, RUN_SHARE), 5)
         return {name: [row["mean_e2el_ms"] for row in mine] for name, mine in rows.items()}
 
     error = lead_error(Experiment(), "mean_e2el_ms")
@@ -184,7 +180,7 @@ def test_a_flip_has_another_winner_beyond_its_edge_and_none_before() -> None:
 def test_beyond_what_anyone_holds_nobody_wins() -> None:
     slow = replace(DRAFTING, server=Server(max_num_seqs=1), traffic=replace(DRAFTING.traffic, num_prompts=100))
     who = rivalry(at_rate(slow, 2.0), replace(slow, arch="autoregressive"), GOAL, 2, 4)
-    flips = find_flips("load", 2.0, (64.0,), at_rate, who, Bench(1))
+    flips = who.flips("load", 2.0, (64.0,), at_rate)
     assert flips.probes[64.0].able == ()
     assert flips.falls(1).at <= 64
 
@@ -254,14 +250,14 @@ def test_a_notebook_shows_the_answer_and_gets_its_rows() -> None:
     assert '<p class="headline"><b>Start 1 GPU (h200) as one pdvsim server' in shown
     assert shown.index("Recommendation") < shown.index("Candidates") < shown.index("<details>")
     rows = advice.points
-    assert len(rows) == sum(map(len, advice.finals.values()))
-    assert set(rows[rows["recommended"]]["finalist"]) == {advice.question.name(advice.recommended)}
+    assert len(rows) == sum(map(len, advice.finals.rows.values()))
+    assert set(rows[rows["recommended"]]["finalist"]) == {advice.best}
     assert [axes.get_title(loc="left") for axes in advice.plot().axes] == ["Over the load"]
     flips = advice.flips
     here = replace(flips, probes={flips.here: flips.probes[flips.here]})
     [figure] = advice_pictures(replace(advice, flips=here)).values()  # a curve of one point is no curve
     [bars] = figure.axes
-    assert len(bars.patches) == len(advice.finals)
+    assert len(bars.patches) == len(advice.finalists)
 
 
 def test_the_page_recommends_first_and_its_commands_are_copied(browser: Browser, tmp_path: Path) -> None:
@@ -315,5 +311,5 @@ def test_a_load_that_nothing_holds_is_reported_with_what_it_holds() -> None:
     assert "Recommendation" not in str(advice)
     held = advice.capacity.summary()[0]["rate"].mean
     assert 0 < held < 42
-    assert f" {held:.3g} req/s" in str(advice)
+    assert f" holds {held:.1f} req/s" in str(advice)
     assert f"the load is {100 / held:.3g} times that" in str(advice)

@@ -16,6 +16,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
+from pdvsim.decide.question import Question
 
 import pdvsim
 from pdvsim.bench.pool import Row
@@ -29,7 +30,6 @@ from pdvsim.decide.capacity_search import find_capacities, steepness
 from pdvsim.decide.edge import Edge
 from pdvsim.decide.error import lead_error
 from pdvsim.decide.goal import Goal
-from pdvsim.decide.question import Question
 from pdvsim.decide.runs import Bench
 from pdvsim.decide.space import Space
 from pdvsim.sim.config import Experiment, Hardware, Host, Server, Traffic

@@ -142,7 +142,7 @@ def test_flips_tune_the_drafts_again_where_they_look() -> None:
     """Also of a choice that drafts nothing at the load asked about; but not what the user gave."""
     undrafted = replace(LOAD, server=Server(num_speculative_tokens=0))
     search = Search(Goal("e2el"), Space(("colocated",)))
-    who = Rivalry(undrafted, (), search, 5)
+    who = Rivalry({"colocated": undrafted}, search, 5, Bench(1))
     for acceptance, drafts in ((0.0, {0}), (0.95, {4, 5, 6, 7, 8})):
         assert who.placed(at_acceptance(undrafted, acceptance)).server.num_speculative_tokens in drafts
     plain_too = replace(who, search=replace(search, space=Space(("autoregressive", "colocated"))))
@@ -284,9 +284,9 @@ def test_the_budget_is_kept_and_what_it_leaves_out_is_named() -> None:
     few: dict[str, Any] = {"controller": "fixed", "max_num_batched_tokens": 2048}
     for budget in (1, 24):
         advice = answer(budget=budget, goodput=["ttft:500"], **few)
-        finals = sum(map(len, advice.finals.values()))
+        finals = sum(map(len, advice.finals.rows.values()))
         assert advice.runs <= max(budget, SEEDS + finals + budget // 2)
-        assert {len(rows) for rows in advice.finals.values()} == {5}
+        assert {len(rows) for rows in advice.finals.rows.values()} == {5}
         assert advice.left_out
         assert advice.report().document["search"]["left_out"] == advice.left_out
     whole = answer(budget=5000, num_runs=2, **few)
@@ -332,11 +332,11 @@ def test_the_same_question_has_the_same_answer(name: str) -> None:
     [cell] = (winner_map := pdvsim.winner_map(**ask | {"request_rate": [ask["request_rate"]]}, acceptances=[0.6])).cells
     best = advice.recommended
     assert best.arch == cell.winner
-    for candidate in advice.finals:
-        assert candidate.server == cell.settings[candidate.arch].server
-    assert advice.contest.values == cell.contest.values
-    assert advice.contest.leads == cell.contest.leads
-    assert len(winner_map.rows) == sum(map(len, advice.finals.values()))
+    for name, candidate in advice.finalists.items():
+        assert candidate.server == cell.settings[name].server
+    assert advice.finals.contest.values == cell.contest.values
+    assert advice.finals.contest.leads == cell.contest.leads
+    assert len(winner_map.rows) == sum(map(len, advice.finals.rows.values()))
 
 
 def test_what_is_asked_by_default_is_the_same() -> None:
