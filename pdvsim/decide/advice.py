@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
+from functools import cached_property
 from typing import TYPE_CHECKING, Annotated, Any
 
 from pdvsim.bench import output
@@ -37,7 +38,7 @@ from pdvsim.decide.report import (
 )  # fmt: skip
 from pdvsim.decide.runs import conversation_output_tokens, delivered_tokens_per_s, load_axis, load_words, replications
 from pdvsim.decide.space import Space, drafts_text, settings_text
-from pdvsim.decide.surroundings import BreakEven, Flips
+from pdvsim.decide.surroundings import Flips
 from pdvsim.decide.tune import Search
 from pdvsim.sim.config import Arch, Experiment
 from pdvsim.sim.engines.served import Block, unknown_head
@@ -127,8 +128,7 @@ class Advice(Answer):
     search: Search
     finals: Finals | None = None  # with the contest among those that can be chosen
     best: str = ""  # name of the recommendation
-    flips: Flips | None = None
-    break_even: BreakEven | None = None
+    flips: list[Flips] = field(default_factory=list)  # with the acceptance of drafts, with the load
     capacity: Capacities | None = None  # of the recommendation and of plain decoding
     left_out: list[str] = field(default_factory=list)
     runs: int = 0
@@ -226,7 +226,7 @@ class Advice(Answer):
             for row in self._decided.rows[name]
         )
 
-    @property
+    @cached_property
     def candidates(self) -> list[dict[str, Any]]:
         """All settings compared: the finalists in the order of their means, with the intervals that decided.
 
@@ -286,21 +286,20 @@ class Advice(Answer):
         stopped = "the above uses the runs that had finished" if self.interrupted else ""
         if best is None:
             return Report("Advice", lead, ask.base, [("", [self._undecided()])], document, stopped)
-        candidates, blocks = self.candidates, self.deployment
         tiles = {label: self._shown(key) for label, key in self._metrics.items() if key in TILES}
         missed = f"meets {ask.goal.levels_text}" if ask.goal.levels else "keeps up"
         heading = "Recommendation" if self.met else f"Nothing {missed} at {load}; closest:"
         drafting = (c for c in (best, *self.compared.values()) if c.speculates)
         nearest = nearest_pair(next(drafting, None), clients_of(self.rows))
         sections = (
-            (heading, [Highlight(self._recommendation(best), tiles, self.met)]),
+            (heading, [Highlight(list(self._recommendation(best)), tiles, self.met)]),
             ("Asked", [*asked_lines(best, self.compared.values(), self.rows), *nearest]),
-            (CANDIDATES, [self._table(candidates), *self._shared_notes()]),
-            ("Why", self._why()),
+            (CANDIDATES, list(self._compared())),
+            ("Why", list(self._why())),
             ("Expected", [self._expected()]),
-            (FLIPS, self._surroundings()),
-            ("To run it", [Deployment(blocks)]),
-            ("Method", self._notes(best)),
+            (FLIPS, list(self._surroundings())),
+            ("To run it", [Deployment(self.deployment)]),
+            ("Method", list(self._method(best))),
         )
         document |= {
             "recommendation": {
@@ -312,7 +311,7 @@ class Advice(Answer):
                 "replications": len(self.rows),
                 "server": output.settings(best.server),
                 "command": command_line("pdvsim run", best),
-                "deployment": [asdict(block) for block in blocks],
+                "deployment": [asdict(block) for block in self.deployment],
             },
             "expected": {key: self.expects(key) for key in self._metrics.values()}
             | ({"attainment": self._attainment} if ask.goal.levels else {}),
@@ -321,23 +320,18 @@ class Advice(Answer):
             "contest": self._contest.document(),
             "candidates": [
                 {key: value._asdict() if isinstance(value, Ranged) else value for key, value in entry.items()}
-                for entry in candidates
+                for entry in self.candidates
             ],
             **({"cheapest": self.cheapest} if ask.fleets else {}),
             **({"refused": self.refused} if self.refused else {}),
-            "flips": self.flips and self.flips.document(),
-            "failure_modes": {
-                "break_even_acceptance": self.break_even and asdict(self.break_even),
-                "kv_cache": self.memory(self.best),
-                "capacity": self.capacity and self.capacity.summary(),
-            },
-            "profile": self.rows[0]["profile"],
-            "foundation": self.rows[0]["foundation"],
+            "flips": [flips.document() for flips in self.flips],
+            "kv_cache": self.memory(self.best),
+            "capacity": self.capacity and self.capacity.summary(),
             "outside_measured": next(iter(most_outside(self.rows)), None),
         }
         return Report("Advice", lead, ask.base, sections, document, stopped)
 
-    @property
+    @cached_property
     def deployment(self) -> list[Block]:
         """Commands to start the recommendation, as engines support it."""
         assert self.recommended is not None
@@ -383,117 +377,101 @@ class Advice(Answer):
         done = f"{plural(self.runs, 'simulation')} finished, none of a" if self.runs else "No simulation of a"
         return f"Not decided. {done} setting to compare."
 
-    def _recommendation(self, best: Experiment) -> list[str]:
+    def _recommendation(self, best: Experiment) -> Iterator[str]:
         """What to start, what it gains and costs, whether it meets the levels, and what makes that uncertain."""
         ask, goal = self.question, self.question.goal
         drafts = f"and speculate with {drafter_name(best.server.pair)}, {drafts_text(best)}"
         how = drafts if best.speculates else "without speculation"
-        start = "Start" if self.met else "Closest is"
-        lines = [f"{start} {served_as_text(best, ask.gpus)} {how}.", *self._gains(best)]
+        yield f"{'Start' if self.met else 'Closest is'} {served_as_text(best, ask.gpus)} {how}."
+        yield from self._gains(best)
         model = ask.base.pair.target.name if ask.drafters else ask.base.server.pair
-        lines += [f"{ask.described(best)}, for {model} at {load_words(ask.base.traffic)}"]
-        lines += self._without_drafts(best)
+        yield f"{ask.described(best)}, for {model} at {load_words(ask.base.traffic)}"
+        if not best.speculates and (why := self._without_drafts()):
+            yield f"{NO_DRAFTS}: {why}"
         if goal.levels:
-            verdict, share = self.verdict(self.best), cell(self._attainment, 1, 100)
-            verb = verdict if self.met else "does not meet"
-            verb += ":" if verb == "too close to call" else ""
-            more = "; --num-runs 10 may tell" if verdict == "too close to call" and self.met else ""
-            lines.append(f"{verb} {goal.levels_text}{goal.share_text} (predicted: {share} % of the requests do){more}")
-            parts = ", ".join(f"{level_title(name)} {self._headroom(name).text()}" for name in goal.levels_ms)
-            of = "predicted value" if goal.named else goal.percentile.upper()
-            lines.append(f"head-room (service level / {of}): {parts}")
-        lines += [f"inconclusive: {why}" for why in self._inconclusive(best)] if self.met else self._not_met()
-        return lines + self._on_assumption(best)
+            verdict, share = self.verdict(self.best) if self.met else "does not meet", cell(self._attainment, 1, 100)
+            close = verdict == "too close to call"
+            yield (
+                f"{verdict}{':' if close else ''} {goal.levels_text}{goal.share_text} "
+                f"(predicted: {share} % of the requests do){'; --num-runs 10 may tell' if close else ''}"
+            )
+            of, rooms = "predicted value" if goal.named else goal.percentile.upper(), list[str]()
+            for level in goal.levels_ms:
+                room = interval(goal.headrooms(row)[level] for row in self.rows)
+                error = model_error(best, self.rows, goal.level_metric(level))
+                rooms.append(f"{level_title(level)} {ranged(room.mean, room.half_width, error).text()}")
+            yield f"head-room (service level / {of}): {', '.join(rooms)}"
+        yield from self._doubts(best)
 
-    def _headroom(self, level: str) -> Ranged:
-        """By how much the recommendation clears a level, with the error of seeds and model."""
-        goal = self.question.goal
-        room = interval(goal.headrooms(row)[level] for row in self.rows)
-        error = model_error(self.finalists[self.best], self.rows, goal.level_metric(level))
-        return ranged(room.mean, room.half_width, error)
-
-    def _gains(self, best: Experiment) -> list[str]:
+    def _gains(self, best: Experiment) -> Iterator[str]:
         """TPOT, the rate held and the KV cache, each with that of plain decoding where it was compared."""
         plain, held, tpot = self.plain, self.holds(self.best), self._ranged("mean_tpot_ms")
-        drafts = best.speculates and plain is not None
-        parts, notes = [], list[str]()
+        against, parts, gains = plain if best.speculates else None, list[str](), list[float]()
         if not math.isnan(tpot.mean):
-            mean = self._mean_tpot(plain) if plain else math.nan
-            notes = gain_note(best, [mean / tpot.mean] if drafts else [])
-            parts.append(f"TPOT {tpot.text('ms')}" + (f" instead of {mean:.1f} without drafts" if drafts else ""))
+            mean = self._mean_tpot(against) if against else math.nan
+            gains = [mean / tpot.mean] if against else []
+            parts.append(f"TPOT {tpot.text('ms')}" + (f" instead of {mean:.1f} without drafts" if against else ""))
         if held is not None and held.mean:
-            other, used = self.holds(plain), self.question.base.traffic.request_rate / held.mean
-            instead = f" instead of {other.mean:.1f}" if other is not None and drafts else ""
-            load = f"{used:.0%} of that" if used <= 1 else f"{used:.3g} times that"
-            parts.append(f"it holds {held.text('req/s')}{instead}, the load is {load}")
+            other = self.holds(against)
+            parts.append(f"it holds {held.text('req/s')}" + (f" instead of {other.mean:.1f}" if other else ""))
         elif held is not None:
             parts.append("no rate holds the service levels")
-        peak, whole = self.memory(self.best).values()
-        cache = f"its KV cache holds {whole:,} tokens"
-        if plain and drafts and self.question.gpus_of(self.finalists[plain]) == self.question.gpus_of(best):
-            cache += f" ({max(0.0, 1 - whole / self.memory(plain)['capacity_tokens']):.0%} fewer than without drafts)"
-        return ["; ".join([*parts, f"{cache}, at most {peak / whole:.0%} in use"]) + ".", *notes]
+        whole = self.memory(self.best)["capacity_tokens"]
+        if against and self.question.gpus_of(self.finalists[against]) == self.question.gpus_of(best):
+            lost = max(0.0, 1 - whole / self.memory(against)["capacity_tokens"])
+            parts.append(f"drafting costs {lost:.0%} of the KV cache")
+        else:
+            parts.append(f"its KV cache holds {whole:,} tokens")
+        yield "; ".join(parts) + "."
+        yield from gain_note(best, gains) if not math.isnan(tpot.mean) else ()
 
     def _mean_tpot(self, name: str) -> float:
         return interval(row["mean_tpot_ms"] for row in self._decided.rows[name]).mean
 
-    def _without_drafts(self, best: Experiment) -> list[str]:
-        """A note that drafts do not pay, if some were compared and the recommendation has none."""
+    def _without_drafts(self) -> str:
+        """Why a recommendation has no drafts; empty if none were compared."""
         contest, drafting = self._contest, [name for name, c in self.compared.items() if c.speculates]
-        if best.speculates or not drafting:
-            return []
         finalists = [name for name in drafting if name in self.finalists]
         first = next((name for name in contest.order if name in drafting), None)
+        if not drafting:
+            return ""
         if not finalists:
-            why = "settings that draft were far behind in short runs"
-        elif first is None:
+            return "settings that draft were far behind in short runs"
+        if first is None:
             able = "costs as little" if set(finalists) & set(self.able) else "meets the goal on average"
-            why = f"no setting that drafts {able}"
-        elif self.best != contest.best or first in contest.unsure:
-            tpots = self._mean_tpot(first), self._mean_tpot(self.best)
-            faster = f", though TPOT with {first} is {tpots[0]:.1f} ms instead of {tpots[1]:.1f}"
-            seen = faster if tpots[0] < VISIBLE * tpots[1] else ""
-            why = f"no setting that drafts is significantly better by the objective{seen}"
-        else:
-            why = f"the best setting that drafts, {first}, is {cell(contest.leads[first], 1, 100)} % behind"
-        return [f"{NO_DRAFTS}: {why}"]
+            return f"no setting that drafts {able}"
+        if self.best == contest.best and first not in contest.unsure:
+            return f"the best setting that drafts, {first}, is {cell(contest.leads[first], 1, 100)} % behind"
+        tpots = self._mean_tpot(first), self._mean_tpot(self.best)
+        faster = f", though TPOT with {first} is {tpots[0]:.1f} ms instead of {tpots[1]:.1f}"
+        seen = faster if tpots[0] < VISIBLE * tpots[1] else ""
+        return f"no setting that drafts is significantly better by the objective{seen}"
 
-    def _inconclusive(self, best: Experiment) -> list[str]:
-        """Why it is uncertain that the load is held; empty if it is certain."""
-        traffic, rows = self.question.base.traffic, self.rows
-        if self.capacity is not None:
-            return []
-        if short := next(filter(None, (too_short(traffic, row) for row in rows)), ""):
-            return [f"{short}: raise --num-prompts"]
-        if 2 * sum(row["stability"] == "inconclusive" for row in rows) <= len(rows):
-            return []
-        runs = f"runs of {best.traffic.num_prompts} requests"
-        return [f"{runs} are too short to show that the queue stays bounded: raise --num-prompts"]
-
-    def _not_met(self) -> list[str]:
-        """What would meet the goal, as far as that is known."""
-        ask, skipped = self.question, self.search.skipped
-        lines = ["no tested setting holds this load; the values below are of the best one"]
-        if ask.most_gpus:
-            lines = [f"no fleet of up to {gpus_text(ask.most_gpus)} meets the goal: raise --gpus"]
-        if skipped:
-            lines.append(f"{skipped} settings were not tested; one may meet the levels: raise --budget")
-        return lines
-
-    def _on_assumption(self, best: Experiment) -> list[str]:
-        """Notes on unmeasured acceptance that the decision depends on.
+    def _doubts(self, best: Experiment) -> Iterator[str]:
+        """What would meet the goal or show that it is met, and unmeasured acceptance that the decision depends on.
 
         That is, assumed, published by others, or recorded with another target. A drafter that cannot be loaded is
         called hypothetical. If the recommendation drafts, it depends on its own acceptance and on that of its ties;
         else on every drafter's.
         """
+        ask, rows, skipped = self.question, self.rows, self.search.skipped
+        if not self.met:
+            most = f"no fleet of up to {gpus_text(ask.most_gpus)} meets the goal: raise --gpus"
+            yield most if ask.most_gpus else "no tested setting holds this load; the values below are of the best one"
+            if skipped:
+                yield f"{skipped} settings were not tested; one may meet the levels: raise --budget"
+        elif self.capacity is None:
+            if short := next(filter(None, (too_short(ask.base.traffic, row) for row in rows)), ""):
+                yield f"inconclusive: {short}: raise --num-prompts"
+            elif 2 * sum(row["stability"] == "inconclusive" for row in rows) > len(rows):
+                few = f"runs of {best.traffic.num_prompts} requests are too short to show that the queue stays bounded"
+                yield f"inconclusive: {few}: raise --num-prompts"
+        if best.speculates and (why := unknown_head(best)):
+            yield f"note: hypothetical: {why}"
         ties = (self.best, self._contest.best, *self._contest.alike)
         decisive = [c for name, c in self.compared.items() if name in ties or not best.speculates]
-        why = unknown_head(best) if best.speculates else ""
-        notes = [f"note: hypothetical: {why}"] if why else []
         for kind in (recorded_elsewhere, is_published, is_assumed):
-            notes += [f"note: {note}" for note in acceptance_notes(filter(kind, decisive))]
-        return notes
+            yield from (f"note: {note}" for note in acceptance_notes(filter(kind, decisive)))
 
     def _expected(self) -> TextTable:
         rows, seed = self.rows, self.question.base.traffic.seed
@@ -504,26 +482,31 @@ class Advice(Answer):
         ]
         return TextTable([line for line in lines if line[first] != "-"])
 
-    def _table(self, candidates: Sequence[dict[str, Any]]) -> TextTable:
+    def _table(self, candidates: Sequence[dict[str, Any]], shared: Sequence[str]) -> TextTable:
         """The candidates; those at the end that lose significantly are folded on a page, after the first few."""
         ask, goal, contest, rows = self.question, self.question.goal, self._contest, list[dict[str, str]]()
-        tail, shared, folded = f"{goal.percentile.upper()} TTFT ms", self._shared, 0
+        ttft, folded = f"{goal.percentile}_ttft_ms", 0
         per_hour, unit = ("$/h", "$") if ask.gpu_hour_usd else ("GPU/h", "GPU-hours")
+        prices = (
+            ("per_million_output_tokens", f"{unit} per million tokens", 1),
+            ("per_conversation", f"{unit} per 1000 conversations", 1000),
+        )
         for entry in candidates:
-            name, held, value = entry["name"], entry.get("holds_req_per_s"), entry["objective"]
+            name, held, value, final = (
+                entry["name"],
+                entry.get("holds_req_per_s"),
+                entry["objective"],
+                "verdict" in entry,
+            )
             row = {"candidate": ", ".join([name, *(one for one in entry["settings"] if one not in shared)])}
-            row |= {"TPOT ms": entry["mean_tpot_ms"].text(), tail: entry[f"{goal.percentile}_ttft_ms"].text()}
-            row[NAMES[goal.objective]] = positive(value) if isinstance(value, Interval) else cell(value)
-            final = "verdict" in entry
+            row |= {"TPOT ms": entry["mean_tpot_ms"].text(), f"{goal.percentile.upper()} TTFT ms": entry[ttft].text()}
+            row[NAMES[goal.objective]] = positive(value) if final else cell(value)
             row[f"lead of {contest.best}"] = contest.lead_text(name) if final and name in contest.leads else ""
             if self.capacity is not None:
                 row["holds req/s"] = held.text() if held else ""
             if "hourly" in candidates[0]:
                 row[per_hour] = f"{entry['hourly']:.3g}" if final else ""
-            for key, title, scale in (
-                ("per_million_output_tokens", f"{unit} per million tokens", 1),
-                ("per_conversation", f"{unit} per 1000 conversations", 1000),
-            ):
+            for key, title, scale in prices:
                 if key in candidates[0]:
                     row[title] = positive(entry[key], 3, scale) if final else ""
             row["levels" if goal.levels else "load"] = entry.get("verdict", "")
@@ -531,71 +514,72 @@ class Advice(Answer):
                 loses = len(rows) >= UNFOLDED and name != self.best and name not in contest.unsure
                 folded = folded + 1 if loses else 0
             rows.append(row | {"verdict": entry["note"]})
-        return TextTable(rows, (tail, DETAIL), folded=folded)
+        return TextTable(rows, (f"{goal.percentile.upper()} TTFT ms", DETAIL), folded=folded)
 
-    @property
-    def _shared(self) -> list[str]:
-        """The settings that all finalists have."""
+    def _compared(self) -> Iterator[str | Showable]:
+        """The candidates, and how to read them."""
         every = [settings_text(candidate) for candidate in self.finalists.values()]
-        return [one for one in settings_text(self.finalists[self.best]) if all(one in words for words in every)]
-
-    def _shared_notes(self) -> list[str | Showable]:
-        lines: list[str | Showable] = [f"All with {', '.join(self._shared)}."] if self._shared else []
-        lines.append(
+        shared = [one for one in settings_text(self.finalists[self.best]) if all(one in words for words in every)]
+        yield self._table(self.candidates, shared)
+        if shared:
+            yield f"All with {', '.join(shared)}."
+        yield (
             "In parentheses: between these ends with the errors of seeds and of the model; ± is over seeds alone. "
             "Autoregressive: without drafts. Colocated: drafts, verifies and prefills in the steps of one batch."
         )
         if self.refused:  # the document names them
             counts = Counter(self.refused.values()).items()
             refused = "; ".join(f"{plural(count, 'fleet')} {why}" for why, count in counts)
-            lines.append(f"Not compared: {refused}.")
-        return lines
+            yield f"Not compared: {refused}."
 
-    def _why(self) -> list[str]:
-        ask, contest, cheapest, lines = self.question, self._contest, self.cheapest, list[str]()
+    def _why(self) -> Iterator[str]:
+        ask, contest, cheapest = self.question, self._contest, self.cheapest
         if ask.by_cost and self.met:
-            lines.append(f"{self.best} is the cheapest fleet that meets the goal.")
+            yield f"{self.best} is the cheapest fleet that meets the goal."
         elif ask.gpu_hour_usd and cheapest not in (None, self.best):
-            lines.append(f"Cheapest finalist that meets the goal: {ask.described(self.finalists[str(cheapest)])}.")
-        if not contest.others:
-            return lines if ask.by_cost or not self.met else [*lines, "No other finalist meets the goal on average."]
-        limits = threshold_text([contest], ask.indifference)
-        lines.append(f"Leads are paired by seed, {contest.confidence:.1%} confidence each; {limits}.")
-        if contest.alike:
-            lines.append(f"{self.best} is the simplest of the finalists without significant difference.")
-        return lines
+            yield f"Cheapest finalist that meets the goal: {ask.described(self.finalists[str(cheapest)])}."
+        if contest.others:
+            limits = threshold_text([contest], ask.indifference)
+            yield f"Leads are paired by seed, {contest.confidence:.1%} confidence each; {limits}."
+            if contest.alike:
+                yield f"{self.best} is the simplest of the finalists without significant difference."
+        elif self.met and not ask.by_cost:
+            yield "No other finalist meets the goal on average."
 
-    def _surroundings(self) -> list[str]:
-        """Where the decision changes, and failure modes nearby."""
-        flips = self.flips
-        lines = [flips.sentence(side) for side in flips.sides] if flips is not None else []
-        if self.break_even is not None:
-            lines.append(f"poor speculation: {self.break_even.text(self.best)}")
-        held, here = self.holds(self.best), self.question.base.traffic.request_rate
-        if self.question.gpu_hour_usd and held is not None and held.mean:
-            cost = self.cost_of(self.best)
-            there = f"${here / held.mean * cost.mean:.3f} at the rate that it holds"
-            lines.append(f"cost: a million output tokens cost ${positive(cost, 3)} here and {there}")
-        return [*lines, *(f"not tested (raise --budget): {what}" for what in self.left_out)]
+    def _surroundings(self) -> Iterator[str]:
+        """Where the decision changes, and how near its limits are."""
+        yield from (flips.sentence(side) for flips in reversed(self.flips) for side in flips.sides)
+        peak, whole = self.memory(self.best).values()
+        used = [f"at most {peak / whole:.0%} of the KV cache"]
+        if (held := self.holds(self.best)) is not None and held.mean:
+            share = self.question.base.traffic.request_rate / held.mean
+            times = f"{share:.0%} of" if share <= 1 else f"{share:.3g} times"
+            used.insert(0, f"{times} the rate that it holds")
+            if self.question.gpu_hour_usd:
+                cost = self.cost_of(self.best)
+                there = f"${share * cost.mean:.3f} at the rate that it holds"
+                used.append(f"${positive(cost, 3)} per million output tokens, {there}")
+        yield f"in use at this load: {'; '.join(used)}"
+        yield from (f"not tested (raise --budget): {what}" for what in self.left_out)
 
-    def _notes(self, best: Experiment) -> list[str]:
+    def _method(self, best: Experiment) -> Iterator[str]:
         ask, goal, search = self.question, self.question.goal, self.search
         able = "meet the service levels and keep up" if goal.levels else "keep up"
         most = "lowest" if goal.sign < 0 else "highest"
+        yield f"objective: {most} {NAMES[goal.objective]} among the settings that {able}"
         left = f"; {search.skipped} more were not tested" if search.skipped else ""
         contender = "way to use the GPUs" if ask.fleets else "architecture"
         contender += " and drafter" if ask.drafters else ""
-        seeds, length = span_text(map(len, self._decided.rows.values())), length_of(best)
-        runs = f"{length.measured} requests"
-        if best.scoring.steady:
-            runs += f" in the steady state (after the first {length.start}, without the drain)"
-        over = f"the search ended at {ask.budget}; finalists always run" if self.runs > ask.budget else ""
-        tuned = "holds: by these settings, tuned for this load; pdvsim capacity tunes for the rate"
-        return [
-            f"objective: {most} {NAMES[goal.objective]} among the settings that {able}",
+        allowed = f"of {ask.budget} allowed"
+        over = f"the search ended at {ask.budget}; finalists always run" if self.runs > ask.budget else allowed
+        yield (
             f"searched {len(search.figures)} settings in short runs, each {contender} at its best{left}; "
-            f"{self.runs} simulations ({over or f'of {ask.budget} allowed'}), in {self.spent_s:.0f} s",
-            f"{len(self.finalists)} finalists: {seeds} seeds of {runs}; the search used other seeds",
-            *([tuned] if self.capacity else []),
-            *measure_notes(self.compared.values()),
-        ]
+            f"{self.runs} simulations ({over}), in {self.spent_s:.0f} s"
+        )
+        seeds, length = span_text(map(len, self._decided.rows.values())), length_of(best)
+        steady = f" in the steady state (after the first {length.start}, without the drain)"
+        runs = f"{length.measured} requests{steady if best.scoring.steady else ''}"
+        yield f"{len(self.finalists)} finalists: {seeds} seeds of {runs}; the search used other seeds"
+        if self.capacity:
+            yield "holds: by these settings, tuned for this load; pdvsim capacity tunes for the rate"
+        yield from measure_notes(self.compared.values())

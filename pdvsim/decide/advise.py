@@ -11,21 +11,25 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 
+from pdvsim.bench.stats import interval
 from pdvsim.decide.advice import Advice, Question
 from pdvsim.decide.capacity import Plan
 from pdvsim.decide.capacity_search import find_capacities
 from pdvsim.decide.fleet import largest_fleets, servers, smallest_fleets, too_small
+from pdvsim.decide.formula import break_even_rate
 from pdvsim.decide.race import chosen, contest_of
 from pdvsim.decide.runs import Bench, Spent, at_load, load_axis, load_of
 from pdvsim.decide.space import PROMISING
-from pdvsim.decide.surroundings import FEW_RUNS, Rivalry, has_break_even
+from pdvsim.decide.surroundings import Rivalry, equivalent_rate, has_rate
 from pdvsim.decide.tune import FINALISTS, Search, decided
+from pdvsim.sim.config import Acceptance, Experiment
 from pdvsim.sim.metrics.steady import LEAST
 from pdvsim.sim.relevance import applicable
 
 SEARCH_SHARE, FINALS_SHARE = 0.5, 0.6  # of the budget, used up to the end of each step
 CLOSE_BY = 1.05  # a rate this many times the load is tested, if no higher one is held
 CLOSE = 0.05  # precision of the distance to capacity: an advice needs no more
+FEW_RUNS = 3  # searches for a capacity
 SERVER_GPUS = 8  # most GPUs of one server of a fleet
 RIVALS = 2  # best other finalists tested for flips, in addition to plain decoding
 LOADS = {"load": (0.25, 4.0), "concurrency": (0.25, 4.0), "requests": (0.25, 2.0)}  # times the given load
@@ -119,23 +123,19 @@ def _surroundings(advice: Advice, bench: Bench) -> None:
     assert finals is not None
     order = list(dict.fromkeys([best, *finals.contest.order, *finalists]))
     plain = next((name for name in order if finalists[name].arch == "autoregressive"), None)
-    rated = next((name for name in order if has_break_even(finalists[name])), None)
+    rated = next((name for name in order if has_rate(finalists[name])), None)
     rivals = dict.fromkeys([best, *order[1 : 1 + RIVALS], *([plain] if plain else [])])
     rivalry = Rivalry({name: finalists[name] for name in rivals}, advice.search, ask.num_runs, bench)
     traffic = ask.base.traffic
     axis, here = load_axis(traffic), load_of(traffic)
-
-    def break_even() -> None:
-        if rated and plain:
-            both = {name: finalists[name] for name in (rated, plain)}
-            advice.break_even = replace(rivalry, finalists=both).break_even(rated, plain)
 
     def capacity() -> None:
         """The highest rates that the recommendation and plain decoding hold, as `pdvsim capacity` finds them."""
         if axis == "load" and ask.goal.levels:
             both = {name: applicable(finalists[name]) for name in dict.fromkeys([best, plain or best])}
             least = bench.prompts or LEAST
-            plan = Plan(both[best], tuple(both), rivalry.few_runs, ask.goal, CLOSE, tuned=both, least=least)
+            few = ask.num_runs if traffic.use_trace_timestamps else min(FEW_RUNS, ask.num_runs)  # days of a log differ
+            plan = Plan(both[best], tuple(both), few, ask.goal, CLOSE, tuned=both, least=least)
             advice.capacity = find_capacities(plan, bench, ask.gpu_hour_usd)
             if advice.capacity.interrupted:
                 raise KeyboardInterrupt
@@ -146,9 +146,30 @@ def _surroundings(advice: Advice, bench: Bench) -> None:
             most = held.mean
             places = [place for place in places if place <= max(here, most)]
             places += [most] if most > CLOSE_BY * here and max(places) < here else []
-        advice.flips = rivalry.flips(axis, here, places, at_load)
+        advice.flips.append(rivalry.flips(axis, here, places, at_load))
 
-    steps = {"distance to capacity": capacity, "break-even": break_even}
+    def acceptance_flips() -> None:
+        """From which acceptance the best finalist that drafts leads plain decoding, on average."""
+        if rated is None or plain is None:
+            return
+        drafting = finalists[rated]
+        accepted, given = drafting.acceptance, drafting.acceptance.acceptance_rate
+        if not accepted.by_rate:
+            given, accepted = equivalent_rate(finals.rows[rated]), Acceptance()
+        guess = break_even_rate(replace(drafting, acceptance=accepted), [k for k in ask.space.draft_lengths if k])
+
+        def at_rate(candidate: Experiment, rate: float) -> Experiment:
+            moved = replace(candidate, acceptance=replace(accepted, acceptance_rate=rate))
+            return moved if candidate == drafting else candidate
+
+        goal, start = ask.goal, 1.0 if guess is None else guess
+        means = {name: interval(map(goal.value, finals.rows[name])).mean for name in (rated, plain)}
+        order = sorted(means, key=lambda name: -goal.sign * means[name])
+        around, end = replace(rivalry, finalists={name: finalists[name] for name in order}), float(order[0] != rated)
+        found = around.flips("acceptance", given, [end], at_rate, {-1: start, 1: start})
+        advice.flips.append(replace(found, of=rated, leader=order[0]))
+
+    steps = {"distance to capacity": capacity, "flips with the acceptance": acceptance_flips}
     steps |= {"flips with the load": load_flips} if len(rivals) > 1 else {}
     for what, step in steps.items():
         try:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +12,7 @@ import numpy as np
 from pdvsim.bench.stats import Interval, interval
 from pdvsim.decide.advice import CANDIDATES, FLIPS, Advice
 from pdvsim.decide.capacity import Capacities
-from pdvsim.decide.goal import NAMES, Goal, level_title
+from pdvsim.decide.goal import NAMES, level_title
 from pdvsim.decide.grid import place_text
 from pdvsim.decide.report import gpus_text
 from pdvsim.decide.runs import load_words
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
 AXES = {
     "load": "Request rate (req/s)", "concurrency": "Concurrent requests", "requests": "Requests in the batch",
+    "acceptance": "Acceptance rate",
 }  # fmt: skip
 MARKERS = "osD^vP*X"  # one per architecture, so that coinciding curves are still distinguishable
 
@@ -61,9 +62,8 @@ def advice_pictures(advice: Advice) -> dict[str, Figure]:
     """Where the decision changes, or the finalists if that was not searched; none without a decision."""
     if advice.recommended is None:
         return {}
-    flips = advice.flips  # a curve of one point is no curve
-    drawn = flips is not None and len(flips.probes) > 1
-    return {FLIPS: flips_figure(advice, flips)} if flips and drawn else {CANDIDATES: finalists_figure(advice)}
+    drawn = any(len(flips.probes) > 1 for flips in advice.flips)  # a curve of one point is no curve
+    return {FLIPS: flips_figure(advice)} if drawn else {CANDIDATES: finalists_figure(advice)}
 
 
 def finalists_figure(advice: Advice) -> Figure:
@@ -107,19 +107,18 @@ def _footnote(capacities: Capacities) -> str:
     return f"{note} Settings: {'; '.join(settings)}."
 
 
-def flips_figure(advice: Advice, flips: Flips) -> Figure:
-    """The objective of every finalist over the load; shaded where the recommendation is unchanged."""
-    ask, goal, named, best = advice.question, advice.question.goal, advice.finalists, advice.best
-    note = f"{_asked_line(advice)} Shaded: {best} is best. Bands: 95% confidence over {ask.num_runs} seeds; "
+def flips_figure(advice: Advice) -> Figure:
+    """The objective of the finalists over load and acceptance; shaded where the recommendation is unchanged."""
+    ask = advice.question
+    drawn = [flips for flips in reversed(advice.flips) if len(flips.probes) > 1]
+    note = f"{_asked_line(advice)} Shaded: unchanged. Bands: 95% confidence over {ask.num_runs} seeds; "
     note += "none where fewer seeds showed that no other could lead. "
-    note += "Dashed: service levels exactly met. " if goal.objective == "headroom" else ""
-    figure = chart_figure(
-        [[_curves(flips, named, best, advice.standing, goal)]],
-        note + f"Profile {advice.rows[0]['profile']}.",
-        inches=(7.0, 4.4),
-    )
-    figure.axes[0].axvspan(flips.stands(-1), flips.stands(1), color="0.93", zorder=0)
-    figure.axes[0].axvline(flips.here, color="0.3", linewidth=1.2, linestyle=":")
+    note += "Dashed: service levels exactly met. " if ask.goal.objective == "headroom" else ""
+    charts = [_curves(flips, advice) for flips in drawn]
+    figure = chart_figure([charts], note + f"Profile {advice.rows[0]['profile']}.", inches=(7.0, 4.4))
+    for axes, flips in zip(figure.axes, drawn, strict=True):
+        axes.axvspan(flips.stands(-1), flips.stands(1), color="0.93", zorder=0)
+        axes.axvline(flips.here, color="0.3", linewidth=1.2, linestyle=":")
     return figure
 
 
@@ -135,25 +134,26 @@ def _asked_line(advice: Advice) -> str:
     )
 
 
-def _curves(flips: Flips, named: Mapping[str, Experiment], best: str, standing: str, goal: Goal) -> Chart:
-    """One curve per finalist over the load."""
-    places = sorted(flips.probes)
-    most = max(value.n for probe in flips.probes.values() for value in probe.values.values())
+def _curves(flips: Flips, advice: Advice) -> Chart:
+    """One curve per finalist."""
+    probes, goal = sorted(flips.probes.items()), advice.question.goal
+    most = max(value.n for _, probe in probes for value in probe.values.values())
     curves = []
-    styles = zip(named.items(), itertools.cycle(MARKERS), itertools.cycle(DASHES), strict=False)
+    styles = zip(advice.finalists.items(), itertools.cycle(MARKERS), itertools.cycle(DASHES), strict=False)
     for (name, candidate), marker, dash in styles:
-        at = [x for x in places if name in flips.probes[x].values]
-        values = [flips.probes[x].values[name] for x in at]
-        half = [value.half if value.n == most else 0.0 for value in values]
-        label, colour = f"{name} ({standing})" if name == best else name, arch_colour(candidate.arch)
-        y, full = [value.mean for value in values], [False] * len(at)
-        curves += [Curve(label, colour, at, y, half, hollow=full, marker=marker, dash=dash)] if at else []
+        values = {at: probe.values[name] for at, probe in probes if name in probe.values}
+        if values:
+            half = [value.half if value.n == most else 0.0 for value in values.values()]
+            label = f"{name} ({advice.standing})" if name == advice.best else name
+            curve = Curve(label, arch_colour(candidate.arch), list(values), [v.mean for v in values.values()], half)
+            curves.append(replace(curve, hollow=[False] * len(values), marker=marker, dash=dash))
     means = [y for curve in curves for y in curve.y]
     ticks = [flips.here * 2.0**power for power in range(-2, 3) if flips.here * 2.0**power in flips.probes]
+    axis, over = AXES[flips.axis], "acceptance" if flips.of else "load"
     return Chart(
-        "Over the load", NAMES[goal.objective], AXES[flips.axis], curves, log_x=True,
-        ticks=[(tick, f"{tick:g}") for tick in ticks], log_y=max(means) > 10 * min(means) > 0,
-        levels=[1.0] if goal.objective == "headroom" else (),
+        f"Over the {over}", NAMES[goal.objective], f"{axis} of {flips.of}" if flips.of else axis, curves,
+        log_x=not flips.of, ticks=() if flips.of else [(tick, f"{tick:g}") for tick in ticks],
+        log_y=max(means) > 10 * min(means) > 0, levels=[1.0] if goal.objective == "headroom" else (),
     )  # fmt: skip
 
 

@@ -127,6 +127,8 @@ class _Tuning:
         new = {
             key: [v for v in dict.fromkeys(mine) if v not in self.tried.get(key, ())] for key, mine in variants.items()
         }
+        if not any(new.values()):
+            return False
         # alternately, so that a limited budget affects every contender equally
         turns = dict.fromkeys(c for turn in zip_longest(*new.values()) for c in turn if c is not None)
         runs = [candidate for candidate in turns if candidate not in search.figures]
@@ -140,7 +142,7 @@ class _Tuning:
             every = [*self.tried.get(key, ()), *mine]
             order = search.ranked(every, self.places[key[0]])
             self.tried[key] = [*order, *(c for c in every if c not in search.figures)]
-        return any(new.values())
+        return True
 
     def near(self, limit: float) -> list[PlaceAndName]:
         """The contenders at most `limit` times worse than the best at their place, and those that are always kept."""

@@ -37,7 +37,18 @@ CONFIGS = ("pdvsim.cli.run", "pdvsim.sim.config", "pdvsim.sim.workload.options",
            *(f"pdvsim.cli.validate.{name}" for name in ("base", "bench", "launches", "runs", "serve", "servers")),
            *(f"pdvsim.decide.{name}" for name in ("capacity", "advice", "draft_table", "winners", "goal",
                                                   "space")))  # fmt: skip
-ANSWERS = {"Case", "Capacities", "Bracket", "WinnerMap", "Cell", "Differences", "Border", "DraftTable", "Tier"}
+ANSWERS = {
+    "Advice",
+    "Case",
+    "Capacities",
+    "Bracket",
+    "WinnerMap",
+    "Cell",
+    "Differences",
+    "Border",
+    "DraftTable",
+    "Tier",
+}
 
 
 def numeric(hint: Any) -> bool:

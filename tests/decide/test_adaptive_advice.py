@@ -35,15 +35,15 @@ def test_it_competes_where_drafts_are_cheap_and_nothing_else_is_asked(server: di
     asked = build(DecisionOptions, server)
     space = asked.space(("colocated", "pdv"))
     colocated, pdv = (Experiment(arch, server=asked.server) for arch in ("colocated", "pdv"))
-    tried = [way.server for way in space.varied(colocated) if way.server.controller == ADAPTIVE]
+    tried = [way.server for way in space.others(colocated, "controller") if way.server.controller == ADAPTIVE]
     assert [way.num_speculative_tokens for way in tried] == [ADAPTIVE_LENGTH] * competes
-    assert not any(way.server.controller == ADAPTIVE for way in space.varied(pdv))
+    assert not any(way.server.controller == ADAPTIVE for way in space.others(pdv, "controller"))
 
 
 def test_it_is_tried_where_it_is_asked_for() -> None:
     asked = build(DecisionOptions, HEAD | {"controller": ADAPTIVE})
     for arch in ("colocated", "pdv"):
-        ways = asked.space((arch,)).drafts(Experiment(arch, server=asked.server))
+        ways = asked.space((arch,)).others(Experiment(arch, server=served().server), "controller")
         assert {(way.server.controller, way.server.num_speculative_tokens) for way in ways} == {(ADAPTIVE, 8)}
 
 

@@ -168,11 +168,11 @@ def test_advice_on_two_gpus_has_the_parts_of_that_on_one(advice: Advice) -> None
     best, text = advice.recommended, str(advice)
     parts = ("Recommendation", "Asked", "Candidates", "Why", "Expected", "Where that changes", "To run it")
     assert all(f"\n{part}" in f"\n{text}" for part in parts)
-    flips = advice.flips
+    flips = advice.flips[-1]
     assert flips.axis == "load"
-    assert advice.question.name(best) in flips.probes[flips.here].values
+    assert advice.best in flips.probes[flips.here].values
     assert flips.sides == (-1, 1)
-    assert len(flips_figure(advice, flips).axes) == 1
+    assert len(flips_figure(advice).axes) == len(advice.flips)
     vllm, sglang, ours, real = advice.deployment
     assert "--tensor-parallel-size 2" in vllm.text
     assert "--tensor-parallel-size 2" in sglang.text
@@ -290,7 +290,7 @@ def test_an_acceptance_of_another_model_is_noted_with_its_break_even() -> None:
     advice = pdvsim.advise(model="qwen3-8b", drafter="eagle3", **fixed, **load)
     verdict = str(advice).partition("Asked\n")[0]
     assert "note: acceptance as recorded with Llama-3.1-8B (not with qwen3-8b): sharegpt-eagle3" in verdict
-    assert str(advice).count("breaks even") == 1
+    assert "acceptance of colocated below" in str(advice)
     own = pdvsim.advise(model="llama-3.1-8b", drafter="eagle3", **fixed, **load | {"budget": 9})
     assert "recorded with" not in str(own).partition("Asked\n")[0]
 

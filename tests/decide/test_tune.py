@@ -300,14 +300,14 @@ def test_the_budget_is_kept_and_what_it_leaves_out_is_named() -> None:
 def test_architectures_that_refuse_an_option_are_left_out() -> None:
     base = Experiment(arch="pdv", hardware=Hardware(place=("prefill=1", "verify=1")))
     assert [candidate.arch for candidate in Space().starts(base)] == ["pdv", "pdv-hybrid", "adaptive"]
-    ways = Space().varied(replace(base, arch="baseline", hardware=Hardware()))
+    ways = Space().others(replace(base, arch="baseline", hardware=Hardware()), "controller")
     assert {way.server.controller for way in ways} == {"goodput"}
 
 
 def test_what_an_architecture_alone_has_is_left_where_the_user_put_it() -> None:
     given = replace(LOAD, arch="baseline", server=Server(num_workers=3))
-    assert Space().owned(given) == [given]
-    assert {way.server.num_workers for way in Space().owned(replace(given, server=Server()))} == {1, 4, 16}
+    assert Space().others(given, "own") == []
+    assert {way.server.num_workers for way in Space().others(replace(given, server=Server()), "own")} == {1, 4, 16}
 
 
 LEVELS: dict[str, Any] = {
