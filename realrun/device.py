@@ -215,7 +215,7 @@ class CudaGPU(Device):
     ) -> None:
         self.lookups, self.verify_lengths = lookups, verify_lengths
         self.env, self.host = env, host
-        self.lanes, self.kv, self.slots, self.prompts = lanes, kv, kv.slots, prompts
+        self.lanes, self.kv, self.prompts = lanes, kv, prompts
         self.ledger, self.pins, self.telemetry = ledger, pins, telemetry
         self._under_way: dict[str, deque[Flight]] = {lane: deque() for lane, _ in lanes}
         self._queues = list(self._under_way.values())
@@ -270,7 +270,7 @@ class CudaGPU(Device):
 
     def continue_with(self, request: Request, turn: Request, tokens: int) -> None:
         """A conversation's next turn begins with the tokens of the last, its answer included."""
-        [slot] = self.slots.of([request])
+        slot = self.kv.slots[request.id]
         lane = next(iter(self.lanes.values()))  # the one that puts prompts in their slots
         with lane.on_stream():
             self.prompts[turn.id][:tokens].copy_(lane.engine.sequences.tokens[slot, :tokens])
@@ -286,7 +286,7 @@ class CudaGPU(Device):
         chunks = [self._chunk(chunk, lane, launch.role) for chunk in launch.chunks]
         if chunks and self._heads and launch.role == "draft" and self._last_read.get(launch.lane) != chunks:
             self._unread_by_head[launch.lane], chunks = chunks, []
-        slots = self.slots.of(launch.rows)
+        slots = self.kv.slots_of(launch.rows)
         more = launch.tokens if launch.role == "target" else launch.steps + 1
         tokens = [row.state.context + more for row in launch.rows]
         if launch.kind == "ahead" or launch.early:  # the verdict may come before it, with all that is being verified
@@ -328,8 +328,8 @@ class CudaGPU(Device):
         if launch.kind == "ahead":
             return [lane.draft(slots, launch.steps)]
         if launch.early:
-            self.slots.early = lane.draft(slots, launch.steps, width=launch.tokens)
-            return [self.slots.early]
+            self.kv.early = lane.draft(slots, launch.steps, width=launch.tokens)
+            return [self.kv.early]
         if slots:
             lagging = [
                 # the newest token is fed by the draft itself
@@ -356,10 +356,9 @@ class CudaGPU(Device):
 
     def _chunk(self, chunk: Chunk, lane: GraphLane, role: Role) -> PromptChunk:
         request = chunk.request
-        if request in self.slots:
-            [slot] = self.slots.of([request])
-        else:
-            slot, prompt = self.slots.take(request), self.prompts[request.id]
+        slot = self.kv.slots.get(request.id)
+        if slot is None:
+            slot, prompt = self.kv.take_slot(request), self.prompts[request.id]
             with lane.on_stream():
                 lane.engine.sequences.tokens[slot, : len(prompt)].copy_(prompt, non_blocking=True)
         final = role == "target" and chunk.start + chunk.tokens == request.to_read

@@ -50,37 +50,48 @@ def places(arch: Arch) -> list[LaneRole]:
     return list(dict.fromkeys(lanes))
 
 
-class Slots:
-    """Who holds which slot, and which pages. Handed out in turn, so that each rests as long as it can."""
+class PagedKv(KvCache):
+    """The policy's KV cache over real pages: what a request gives up is free again, or stays cached.
 
-    def __init__(self, sequences: Sequences) -> None:
-        self.count, self._width = sequences.pages.shape[0] - 1, sequences.pages.shape[1]
-        self._free = deque(range(self.count))
-        self._held: dict[int, int] = {}
-        self._free_pages = deque(range(SCRATCH_PAGES, sequences.pool))
-        self._pages: list[list[int]] = [[] for _ in range(self.count)]
-        self.named = [0] * self.count  # of a slot's pages, the first ones that are named blocks
-        self._cached: set[int] = set()  # pages of named blocks
+    Slots are handed out in turn, so that each rests as long as it can.
+    """
+
+    def __init__(
+        self, capacity_tokens: int, lookahead: int, paged: bool, sequences: Sequences, reuse: Reuse | None = None
+    ) -> None:
+        super().__init__(capacity_tokens, lookahead, paged, reuse)
+        self.slots: dict[int, int] = {}  # by the number of the request that holds it
         self.early: Ticket | None = None  # a draft that may still write to what is given up from now on
+        self._count, self._width = sequences.slots, sequences.pages.shape[1]
+        self._free = deque(range(self._count))
+        self._free_pages = deque(range(SCRATCH_PAGES, sequences.pool))
+        self._pages: list[list[int]] = [[] for _ in range(self._count)]  # by slot
+        self._named = [0] * self._count  # of a slot's pages, the first ones that are named blocks
+        self._cached: set[int] = set()  # pages of named blocks
         self._given_up: deque[tuple[Ticket, list[int], list[int]]] = deque()  # slots and pages, until it is over
 
-    def __contains__(self, request: Request) -> bool:
-        return request.id in self._held
-
-    def of(self, requests: Sequence[Request]) -> list[int]:
+    def slots_of(self, requests: Sequence[Request]) -> list[int]:
         """The slots that requests hold."""
-        held = self._held
-        return [held[request.id] for request in requests]
+        slots = self.slots
+        return [slots[request.id] for request in requests]
 
-    def take(self, request: Request) -> int:
-        assert request.id not in self._held, f"request {request.id} has a slot"
+    def take_slot(self, request: Request) -> int:
+        """Give a request the slot that it holds to its end."""
+        assert request.id not in self.slots, f"request {request.id} has a slot"
         self._reclaim()
-        assert self._free, f"more than {self.count} requests in flight"
-        slot = self._held[request.id] = self._free.popleft()
+        assert self._free, f"more than {self._count} requests in flight"
+        slot = self.slots[request.id] = self._free.popleft()
         return slot
+
+    def release_slot(self, request: Request) -> None:
+        """Take back a request's slot, which must have no pages left."""
+        slot = self.slots.pop(request.id)
+        assert not self._pages[slot], f"request {request.id} still holds pages"
+        self._give_up([slot], [])
 
     def grown(self, slots: Sequence[int], tokens: Sequence[int]) -> list[tuple[int, int]]:
         """Give slots the pages they lack for their first `tokens` tokens: (place in the page table, page) of each."""
+        self.evict()  # which frees the pages of cached blocks that others have been given
         self._reclaim()
         new: list[tuple[int, int]] = []
         for slot, wanted in zip(slots, tokens, strict=True):
@@ -91,38 +102,49 @@ class Slots:
                 pages.append(page)
         return new
 
-    def share(self, slot: int, pages: list[int]) -> int:
-        """Give a slot the pages of its next named blocks, and take back its own; returns their place in the table."""
-        first = self.named[slot]
-        self.named[slot] = last = first + len(pages)
+    def shared(self, request: Request) -> tuple[int, list[int]]:
+        """Give a request's slot the cached blocks that it names: their place in the page table, and their pages."""
+        slot, names = self._unnumbered(request)
+        pages, first = self.prefixes.pages(names), self._named[slot]
+        self._named[slot] = last = first + len(pages)
         self._give_up([], self._pages[slot][first:last])
         self._pages[slot][first:last] = pages
-        return slot * self._width + first
+        return slot * self._width + first, pages
 
-    def name(self, slot: int, blocks: int) -> list[int]:
-        """Name the first blocks of a slot; return the pages of blocks that had no name."""
-        pages = self._pages[slot][self.named[slot] : blocks]
-        self.named[slot] = blocks
-        self._cached.update(pages)
-        return pages
+    def number(self, request: Request) -> None:
+        """The other blocks that a request names are at pages of its own."""
+        slot, names = self._unnumbered(request)
+        if names:
+            pages = self._pages[slot][self._named[slot] : self._inside[request]]
+            self._named[slot] = self._inside[request]
+            self._cached.update(pages)
+            self.prefixes.number(names, pages)
 
-    def forget(self, pages: list[int]) -> None:
-        """Take back the pages of blocks that are cached no longer."""
-        self._cached.difference_update(pages)
-        self._give_up([], pages)
+    def _unnumbered(self, request: Request) -> tuple[int, list[int]]:
+        """Return the slot of a request, and the hashes of its named blocks without a page."""
+        slot = self.slots[request.id]
+        return slot, block_hashes(request.chain, self._named[slot], self._inside[request])
 
-    def release_pages(self, request: Request) -> None:
-        """Take back a request's pages but for named blocks; it keeps its slot."""
-        slot = self._held.get(request.id)
-        if slot is not None:
-            self._give_up([], self._pages[slot][self.named[slot] :])
-            self._pages[slot], self.named[slot] = [], 0
+    def _keep(self, request: Request, reuse: Reuse) -> None:
+        super()._keep(request, reuse)
+        if self._inside[request]:  # with those of the answer by now
+            self.shared(request)
+            self.number(request)
 
     def release(self, request: Request) -> None:
-        """Take back a request's slot, which must have no pages left."""
-        slot = self._held.pop(request.id)
-        assert not self._pages[slot], f"request {request.id} still holds pages"
-        self._give_up([slot], [])
+        """Take back a request's pages but for named blocks; it keeps its slot."""
+        super().release(request)
+        slot = self.slots.get(request.id)
+        if slot is not None:
+            self._give_up([], self._pages[slot][self._named[slot] :])
+            self._pages[slot], self._named[slot] = [], 0
+
+    def forget(self, blocks: int) -> list[int]:
+        evicted = super().forget(blocks)
+        pages = self.prefixes.reclaim(evicted)
+        self._cached.difference_update(pages)
+        self._give_up([], pages)
+        return evicted
 
     def _give_up(self, slots: list[int], pages: list[int]) -> None:
         if self.early is not None and not self.early.done():
@@ -142,62 +164,16 @@ class Slots:
 
     def check_integrity(self) -> None:
         """Every slot is free or held once, and every page is free, cached, or held once."""
+        super().check_integrity()
         resting = [(slots, pages) for _, slots, pages in self._given_up]
-        slots = [*self._free, *self._held.values(), *(slot for given, _ in resting for slot in given)]
-        assert sorted(slots) == list(range(self.count))
-        own = (pages[named:] for pages, named in zip(self._pages, self.named, strict=True))
+        slots = [*self._free, *self.slots.values(), *(slot for given, _ in resting for slot in given)]
+        assert sorted(slots) == list(range(self._count))
+        own = (pages[named:] for pages, named in zip(self._pages, self._named, strict=True))
         held = [*own, *(given for _, given in resting)]
         pages = sorted([*self._free_pages, *self._cached, *(page for some in held for page in some)])
         assert pages == list(range(SCRATCH_PAGES, SCRATCH_PAGES + len(pages)))
-        shared = (pages[:named] for pages, named in zip(self._pages, self.named, strict=True))
+        shared = (pages[:named] for pages, named in zip(self._pages, self._named, strict=True))
         assert self._cached.issuperset(page for some in shared for page in some)
-
-
-class PagedKv(KvCache):
-    """The policy's KV cache over real pages: what a request gives up is free again, or stays cached."""
-
-    def __init__(
-        self, capacity_tokens: int, lookahead: int, paged: bool, slots: Slots, reuse: Reuse | None = None
-    ) -> None:
-        super().__init__(capacity_tokens, lookahead, paged, reuse)
-        self.slots = slots
-
-    def grown(self, slots: Sequence[int], tokens: Sequence[int]) -> list[tuple[int, int]]:
-        """`Slots.grown`, with the pages of cached blocks that others have been given."""
-        self.evict()
-        return self.slots.grown(slots, tokens)
-
-    def shared(self, request: Request) -> tuple[int, list[int]]:
-        """Give a request's slot the cached blocks that it names: their place in the page table, and their pages."""
-        slot, names = self._unnumbered(request)
-        pages = self.prefixes.pages(names)
-        return self.slots.share(slot, pages), pages
-
-    def number(self, request: Request) -> None:
-        """The other blocks that a request names are at pages of its own."""
-        slot, names = self._unnumbered(request)
-        if names:
-            self.prefixes.number(names, self.slots.name(slot, self._inside[request]))
-
-    def _unnumbered(self, request: Request) -> tuple[int, list[int]]:
-        """Return the slot of a request, and the hashes of its named blocks without a page."""
-        [slot] = self.slots.of([request])
-        return slot, block_hashes(request.chain, self.slots.named[slot], self._inside[request])
-
-    def _keep(self, request: Request, reuse: Reuse) -> None:
-        super()._keep(request, reuse)
-        if self._inside[request]:  # with those of the answer by now
-            self.shared(request)
-            self.number(request)
-
-    def release(self, request: Request) -> None:
-        super().release(request)
-        self.slots.release_pages(request)
-
-    def forget(self, blocks: int) -> list[int]:
-        evicted = super().forget(blocks)
-        self.slots.forget(self.prefixes.reclaim(evicted))
-        return evicted
 
 
 def most_branches(server: Server) -> int:

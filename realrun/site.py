@@ -24,7 +24,7 @@ from pdvsim.realrun.engine.cache import PAGE
 from pdvsim.realrun.engine.head import Head
 from pdvsim.realrun.engine.model import Transformer
 from pdvsim.realrun.machine import Machine, as_served, refuse
-from pdvsim.realrun.memory import Needs, PagedKv, Slots, available_bytes, pages_that_fit
+from pdvsim.realrun.memory import Needs, PagedKv, available_bytes, pages_that_fit
 from pdvsim.realrun.telemetry import Telemetry, machine_facts
 from pdvsim.realrun.texts import next_turns, prompts, repeated
 from pdvsim.sim.assembly import make_controller, make_planner, profile_of, reuse_of
@@ -161,7 +161,6 @@ class RealServer:
         self.outputs: dict[int, list[int]] | None = None  # where each request's tokens are kept, if anywhere
         self.on_finish: Callable[[Request], None] = lambda request: None
         self.servers: list[Policy] = []
-        self.slots = Slots(rig.sequences)
         settings = experiment.server
         models = {role: model.arch.spec for role, model in rig.models.items()}
         predicted = profile.covering(Pair(models.get("draft", models["target"]), models["target"]))
@@ -182,7 +181,7 @@ class RealServer:
         ledger = Ledger(latency if known else {}, self.log.launches)
         held = rig.needs.pages * PAGE
         capacity = min(experiment.hardware.kv_capacity_tokens or held, held)
-        kv = PagedKv(capacity, experiment.longest_draft, experiment.paged, self.slots, reuse_of(experiment))
+        kv = PagedKv(capacity, experiment.longest_draft, experiment.paged, rig.sequences, reuse_of(experiment))
         self.device = CudaGPU(
             env, host, rig.lanes, kv, tokens, ledger, (lambda launch: None) if own else drawn_verdict,
             Telemetry.of(rig.sequences.device), lookups, rig.needs.verify_lengths,
@@ -213,12 +212,11 @@ class RealServer:
 
     def _finished(self, request: Request) -> None:
         if self.outputs is not None:
-            [slot] = self.slots.of([request])
-            tokens = self.rig.sequences.get(slot)
+            tokens = self.rig.sequences.get(self.device.kv.slots[request.id])
             self.outputs[request.id] = tokens[request.prompt_tokens :][: request.output_tokens]
         if (turn := self._next_turns.get(request.id)) is not None:
             self.device.continue_with(request, turn, repeated(request, turn))
-        self.slots.release(request)
+        self.device.kv.release_slot(request)
         if self.device.lookups is not None:
             self.device.lookups.forget(request)
         self.on_finish(request)

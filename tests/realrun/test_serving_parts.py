@@ -18,7 +18,7 @@ from simpy.events import AllOf, Event, Timeout
 from pdvsim.realrun.clock import WallClock
 from pdvsim.realrun.engine.cache import PAGE, SCRATCH_PAGES, Sequences
 from pdvsim.realrun.engine.graphs import PromptChunk, wait_for
-from pdvsim.realrun.memory import CATCH_UP_ROWS, Needs, Slots, packed, pages_that_fit
+from pdvsim.realrun.memory import CATCH_UP_ROWS, Needs, PagedKv, packed, pages_that_fit
 from pdvsim.realrun.site import TINY, host_idle_share
 from pdvsim.realrun.streams import group_counts
 from pdvsim.realrun.telemetry import COLUMNS, Telemetry
@@ -181,18 +181,20 @@ def test_as_many_pages_are_taken_as_fit_and_one_request_must() -> None:
 
 def test_pages_are_given_as_tokens_come_and_taken_back() -> None:
     sequences = Sequences(3, 64, torch.device("cpu"), SCRATCH_PAGES + 5)
-    slots, wide = Slots(sequences), sequences.pages.shape[1]
+    kv, wide = PagedKv(5 * PAGE, 0, True, sequences), sequences.pages.shape[1]
     a, b = (Request(i, 0.0, 10, 10, b"") for i in range(2))
-    first, second = slots.take(a), slots.take(b)
-    assert slots.grown([first, second], [17, 1]) == [(wide * first, 4), (wide * first + 1, 5), (wide * second, 6)]
-    assert slots.grown([first, second], [32, 16]) == []
-    slots.check_integrity()
-    slots.release_pages(a)
-    assert slots.grown([second], [64]) == [(wide * second + i, page) for i, page in ((1, 7), (2, 8), (3, 4))]
-    slots.release_pages(b)
+    assert kv.admit(a, 32)
+    assert kv.admit(b, 16)
+    first, second = kv.take_slot(a), kv.take_slot(b)
+    assert kv.grown([first, second], [17, 1]) == [(wide * first, 4), (wide * first + 1, 5), (wide * second, 6)]
+    assert kv.grown([first, second], [32, 16]) == []
+    kv.check_integrity()
+    kv.release(a)
+    assert kv.grown([second], [64]) == [(wide * second + i, page) for i, page in ((1, 7), (2, 8), (3, 4))]
+    kv.release(b)
     for request in (a, b):
-        slots.release(request)
-    slots.check_integrity()
+        kv.release_slot(request)
+    kv.check_integrity()
 
 
 def test_the_simulator_knows_how_many_stretches_a_forward_takes() -> None:

@@ -13,7 +13,7 @@ from tiny_engines import CPU, SLOTS_OF_FOUR
 
 from pdvsim.realrun.engine.cache import PAGE, SCRATCH_PAGES, Sequences
 from pdvsim.realrun.machine import as_served
-from pdvsim.realrun.memory import PagedKv, Slots
+from pdvsim.realrun.memory import PagedKv
 from pdvsim.realrun.site import TINY, serve
 from pdvsim.realrun.texts import next_turns, prompts, repeated
 from pdvsim.sim.config import Arch, Experiment, Hardware, Server, Traffic
@@ -61,13 +61,13 @@ def one_after_the_other(chosen: Experiment) -> dict[int, list[int]]:
 
 @pytest.fixture(autouse=True)
 def _pages_are_free_cached_or_held_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    release = Slots.release
+    release = PagedKv.release_slot
 
-    def watched(self: Slots, request: Request) -> None:
+    def watched(self: PagedKv, request: Request) -> None:
         release(self, request)
         self.check_integrity()
 
-    monkeypatch.setattr(Slots, "release", watched)
+    monkeypatch.setattr(PagedKv, "release_slot", watched)
 
 
 @pytest.mark.parametrize("arch", ["autoregressive", "colocated", "pd", "pdv-hybrid", "adaptive"])
@@ -161,23 +161,22 @@ def test_prompts_are_equal_as_far_as_their_texts() -> None:
 
 def test_two_slots_have_the_pages_of_a_prefix_and_the_oldest_are_used_again() -> None:
     """Six pages, worked by hand: a prompt of three blocks, one that shares two of them, and one that needs five."""
-    slots = Slots(Sequences(3, 96, CPU, SCRATCH_PAGES + 6))
-    kv = PagedKv(6 * PAGE, 0, True, slots, Reuse())
+    kv = PagedKv(6 * PAGE, 0, True, Sequences(3, 96, CPU, SCRATCH_PAGES + 6), Reuse())
     tables: dict[int, list[int]] = {}
 
     def read(request: Request) -> None:
         assert kv.admit(request, request.prompt_tokens)
-        slot = slots.take(request)
+        slot = kv.take_slot(request)
         _, cached = kv.shared(request)
         tables[request.id] = cached + [page for _, page in kv.grown([slot], [request.prompt_tokens])]
         kv.number(request)
-        slots.check_integrity()
+        kv.check_integrity()
 
     def leave(request: Request) -> None:
         request.state.context = request.prompt_tokens
         kv.release(request)
-        slots.release(request)
-        slots.check_integrity()
+        kv.release_slot(request)
+        kv.check_integrity()
 
     a = Request(0, 0.0, 48, 1, b"", ((32, 0), (ENDLESS, 1)))
     b = Request(1, 0.0, 50, 1, b"", ((32, 0), (ENDLESS, 3)))
@@ -190,4 +189,3 @@ def test_two_slots_have_the_pages_of_a_prefix_and_the_oldest_are_used_again() ->
     read(c)  # two pages are free, and the third block of the first prompt is the oldest
     assert tables[2] == [4, 5, 9, 8, 6]
     leave(c)
-    kv.check_integrity()
