@@ -6,48 +6,39 @@ import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
-from tiny_engines import CPU, SLOTS_OF_FOUR, tiny_arch
+from test_serving import MACHINE, experiment, same_rounds
+from tiny_engines import Stage, random_model, stage_of, tiny_arch
 from torch import Tensor
 
 from pdvsim.realrun.device import CudaGPU
 from pdvsim.realrun.engine import reference_ops
 from pdvsim.realrun.engine.batch import Gate
-from pdvsim.realrun.engine.cache import Sequences
-from pdvsim.realrun.engine.engine import Engine
 from pdvsim.realrun.engine.graphs import GraphLane, PromptChunk, Ticket
-from pdvsim.realrun.engine.head import Head, layers_read, states_width
+from pdvsim.realrun.engine.head import Head, layers_read
 from pdvsim.realrun.engine.model import Transformer
 from pdvsim.realrun.engine.weights import LayerWeights
-from pdvsim.realrun.machine import Machine
 from pdvsim.realrun.site import serve
-from pdvsim.sim.config import Arch, Experiment, Hardware, Server, Traffic
+from pdvsim.sim.config import Arch, Hardware
 from pdvsim.sim.machine.batch import Launch
 from pdvsim.sim.models.presets import drafter
 from pdvsim.sim.models.specs import HeadKind, HeadSpec
-from pdvsim.sim.relevance import applicable
-from pdvsim.sim.run import simulate
-from studies.engine_check import put
+from studies.engine_check import prefill, put
 
 KINDS: tuple[HeadKind, ...] = ("eagle3", "mtp")
 PROMPTS = ([5, 9, 2, 7, 7, 1, 30, 8, 4], [11, 3, 60, 2, 2, 2, 15], [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11])
 SHORT = ([5], PROMPTS[1], [1, 2])  # shorter than what a batch of drafts begins with
 
 
-def lanes(kind: HeadKind, layers: int = 5, slots: int = 4, capacity: int = 128) -> tuple[GraphLane, GraphLane]:
+def lanes(kind: HeadKind, layers: int = 5) -> Stage:
     """A target's lane and a head's, over the same sequences."""
-    sequences = Sequences(slots, capacity, CPU)
-    target = Transformer.random(tiny_arch(layers), capacity, CPU, torch.float32, 1)
+    target = random_model(tiny_arch(layers), 1)
     spec = drafter(kind, target.arch.spec)
     assert isinstance(spec, HeadSpec)
-    head = Head.on(target, spec, 2)
-    sequences.keep_states(states_width(head.arch), 64, torch.float32)
-    sizes = {"row_buckets": (1, 2, 4), "chunk_buckets": (4, 8, 16, 32, 64)}
-    return GraphLane(Engine(target, sequences, **sizes)), GraphLane(Engine(head, sequences, **sizes))
+    return stage_of(target, Head.on(target, spec, 2))
 
 
 class Recorded:
@@ -121,10 +112,7 @@ def test_drafts_are_those_of_a_plain_recomputation(kind: HeadKind, chunk: int, p
     assert isinstance(head, Head)
     for slot, prompt in enumerate(prompts):
         put(sequences, slot, prompt)
-        for start in range(0, len(prompt), chunk):
-            size = min(chunk, len(prompt) - start)
-            target.prefill([PromptChunk(slot, start, size, start + size == len(prompt))]).outcome()
-            draft.prefill([PromptChunk(slot, start, size)]).outcome()
+    prefill(target, prompts, chunk, emit=True, head=draft)
     rows, width = [0, 1, 2], 1
     for pins in ([0, 3, 1], [2, 0, 0], [3, 3, 3], [1, 0, 2]):
         expected = [plainly(head, target.engine.model, sequences.get(slot), 3) for slot in rows]
@@ -141,15 +129,6 @@ def test_eagle3_reads_a_low_a_middle_and_a_high_layer() -> None:
 
 
 # served --------------------------------------------------------------------------------------------------------------
-
-
-MACHINE = Machine(device="cpu", tiny=True)
-
-
-def served(arch: Arch, kind: HeadKind, **server: Any) -> Experiment:
-    """Few slots, prompts of several chunks, and outputs from one token on."""
-    traffic = Traffic("random", num_prompts=8, request_rate=200.0, input_len=40, output_len=12, random_range_ratio=0.5)
-    return applicable(Experiment(arch, traffic, server=Server(**SLOTS_OF_FOUR | {"drafter": kind} | server)))
 
 
 @pytest.fixture
@@ -179,27 +158,24 @@ def checked(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 )
 def test_every_served_draft_is_that_of_a_plain_recomputation(arch: Arch, kind: HeadKind, checked: list[int]) -> None:
     """Whatever order a policy launches prompts, drafts and verifies in, a head finds the states it needs."""
-    chosen = served(arch, kind)
-    real, simulated = serve(chosen, MACHINE), simulate(chosen)
+    real, _ = same_rounds(experiment(arch, drafter=kind))
     assert sum(checked) == real.requests["drafts"].sum() > 20
-    for name in ("rounds", "drafted", "accepted"):
-        assert real.requests[name].tolist() == simulated.requests[name].tolist()
     assert real.experiment.server.pair == f"{kind}-tiny:tiny"
 
 
 @pytest.mark.parametrize("arch", ["colocated", "pdv"])
 def test_a_head_reads_the_last_block_of_a_hit_again(arch: Arch, checked: list[int]) -> None:
     """What it keeps of a position is made of the next token, which the next turn may have another of."""
-    chosen = served(arch, "eagle3")
-    talks = replace(chosen.traffic, num_prompts=9, num_turns=3)
+    chosen = experiment(arch, drafter="eagle3")
+    talks = replace(chosen.traffic, num_turns=3, input_len=40, output_len=12, random_range_ratio=0.5)
     result = serve(replace(chosen, traffic=talks), MACHINE)
     assert sum(checked) == result.requests["drafts"].sum() > 20
     assert result.requests["num_cached_tokens"].sum() > 200
 
 
 def test_preempted_requests_are_read_again_by_the_head(checked: list[int]) -> None:
-    chosen = served("colocated", "eagle3")
-    traffic = replace(chosen.traffic, request_rate=math.inf, output_len=28)
+    chosen = experiment("colocated", drafter="eagle3")
+    traffic = replace(chosen.traffic, request_rate=math.inf, input_len=40, output_len=28, random_range_ratio=0.5)
     result = serve(replace(chosen, traffic=traffic, hardware=Hardware(kv_capacity_tokens=128)), MACHINE)
     assert result.requests["preemptions"].sum() > 0
     assert sum(checked) == result.requests["drafts"].sum()
@@ -208,8 +184,8 @@ def test_preempted_requests_are_read_again_by_the_head(checked: list[int]) -> No
 
 def test_what_a_head_cannot_do_here_is_refused() -> None:
     for chosen, message in (
-        (served("pdv", "eagle3", controller="goodput"), "--min-speculative-tokens 1"),
-        (served("adaptive", "eagle3"), "no adaptive"),
+        (experiment("pdv", drafter="eagle3", controller="goodput"), "--min-speculative-tokens 1"),
+        (experiment("adaptive", drafter="eagle3"), "no adaptive"),
     ):
         with pytest.raises(ValueError, match=message):
             serve(chosen, MACHINE)
@@ -223,12 +199,10 @@ def test_the_gpus_kernels_draft_what_the_plain_recomputation_does() -> None:
     sequences, head = target.engine.sequences, draft.engine.model
     assert isinstance(head, Head)
     target.engine.model.ops = head.ops = gpu
-    for slot, prompt in enumerate((PROMPTS[0][:5], [11])):
+    prompts = (PROMPTS[0][:5], [11])
+    for slot, prompt in enumerate(prompts):
         put(sequences, slot, prompt)
-        for start in range(0, len(prompt), 4):
-            size = min(4, len(prompt) - start)
-            target.prefill([PromptChunk(slot, start, size, start + size == len(prompt))]).outcome()
-            draft.prefill([PromptChunk(slot, start, size)]).outcome()
+    prefill(target, prompts, 4, emit=True, head=draft)
     for pins, width in (([2, 0], 1), ([0, 1], 3)):
         expected = [plainly(head, target.engine.model, sequences.get(slot), 2) for slot in (0, 1)]
         assert draft.draft([0, 1], 2, width=width).outcome().rows == expected

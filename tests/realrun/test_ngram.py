@@ -10,14 +10,13 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from test_serving import MACHINE, experiment
+from test_serving import MACHINE, experiment, same_rounds
 
 from pdvsim.realrun.machine import as_served
 from pdvsim.realrun.ngram import LEAST, MOST, History
 from pdvsim.realrun.site import serve
 from pdvsim.sim.config import Acceptance, Arch, Experiment
 from pdvsim.sim.core import KINDS
-from pdvsim.sim.relevance import applicable
 from pdvsim.sim.run import simulate
 
 
@@ -66,9 +65,7 @@ def undrafted() -> dict[int, list[int]]:
 def test_a_pinned_run_goes_through_the_simulators_rounds(arch: Arch) -> None:
     """Who has a draft is drawn as the verdicts are: under both clocks the same rows have the same."""
     chosen = replace(served(arch), acceptance=Acceptance(acceptance_model="instructcoder-ngram"))
-    real, simulated = serve(chosen, MACHINE), simulate(applicable(as_served(chosen)))
-    for name in ("rounds", "drafts", "drafted", "accepted", "refused"):
-        np.testing.assert_array_equal(real.requests[name], simulated.requests[name], name)
+    real, _ = same_rounds(chosen, "refused")
     assert 0 < real.requests["drafts"].sum() < real.requests["rounds"].sum()
     assert not np.any(real.launches["role"] == 0)
     assert np.all(real.requests["draft_s"][real.requests["rounds"] > 0] > 0)

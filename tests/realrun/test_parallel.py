@@ -8,30 +8,20 @@ import pytest
 import torch
 import torch.nn.functional as F
 from test_head import PROMPTS, block
-from tiny_engines import CPU, SLOTS_OF_FOUR, tiny_arch
+from test_serving import experiment, same_rounds
+from tiny_engines import Stage, random_model, stage_of, tiny_arch
 
 from pdvsim.realrun.engine import reference_ops
-from pdvsim.realrun.engine.cache import Sequences
-from pdvsim.realrun.engine.engine import Engine
-from pdvsim.realrun.engine.graphs import GraphLane
 from pdvsim.realrun.engine.model import Transformer
-from pdvsim.realrun.machine import Machine
-from pdvsim.realrun.site import serve
-from pdvsim.sim.config import Arch, Experiment, Server, Traffic
+from pdvsim.sim.config import Arch
 from pdvsim.sim.models.presets import in_parallel
-from pdvsim.sim.relevance import applicable
-from pdvsim.sim.run import simulate
 from studies.engine_check import prefill, put
 
 
-def lanes(slots: int = 4, capacity: int = 128) -> tuple[GraphLane, GraphLane]:
+def lanes() -> Stage:
     """A target's lane and that of a model that drafts in parallel, over the same sequences."""
-    sequences = Sequences(slots, capacity, CPU)
-    target = Transformer.random(tiny_arch(3), capacity, CPU, torch.float32, 1)
-    arch = tiny_arch(2)
-    drafter = Transformer.random(replace(arch, spec=in_parallel(arch.spec)), capacity, CPU, torch.float32, 2)
-    sizes = {"row_buckets": (1, 2, 4), "chunk_buckets": (4, 8, 16, 32, 64)}
-    return GraphLane(Engine(target, sequences, **sizes)), GraphLane(Engine(drafter, sequences, **sizes))
+    arch = tiny_arch()
+    return stage_of(random_model(tiny_arch(3), 1), random_model(replace(arch, spec=in_parallel(arch.spec)), 2))
 
 
 def plainly(model: Transformer, tokens: list[int], steps: int) -> list[int]:
@@ -65,9 +55,4 @@ def test_drafts_are_those_of_a_plain_recomputation(steps: int) -> None:
 
 @pytest.mark.parametrize("arch", ["colocated", "pdv"])
 def test_an_experiment_that_is_served_and_simulated_has_the_same_rounds(arch: Arch) -> None:
-    traffic = Traffic("random", num_prompts=8, request_rate=200.0, input_len=40, output_len=12, random_range_ratio=0.5)
-    chosen = applicable(Experiment(arch, traffic, server=Server(**SLOTS_OF_FOUR | {"drafter": "pard"})))
-    real, simulated = serve(chosen, Machine(device="cpu", tiny=True)), simulate(chosen)
-    for name in ("rounds", "drafted", "accepted"):
-        assert real.requests[name].tolist() == simulated.requests[name].tolist()
-    assert real.experiment.server.pair == "pard-tiny-draft:tiny"
+    assert same_rounds(experiment(arch, drafter="pard"))[0].experiment.server.pair == "pard-tiny-draft:tiny"

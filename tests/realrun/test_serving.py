@@ -24,7 +24,7 @@ from pdvsim.realrun.engine.engine import Engine
 from pdvsim.realrun.engine.graphs import GraphLane
 from pdvsim.realrun.engine.model import Transformer
 from pdvsim.realrun.engine.weights import random_weights
-from pdvsim.realrun.machine import Machine
+from pdvsim.realrun.machine import Machine, as_served
 from pdvsim.realrun.memory import Needs
 from pdvsim.realrun.site import TINY, prepare, serve, warm_up
 from pdvsim.realrun.texts import prompts
@@ -42,6 +42,7 @@ JUDGED = tuple(arch for arch in ARCHS if arch != "pdv-ahead")  # whose verdicts 
 MACHINE = Machine(device="cpu", tiny=True)
 SAME = TemporaryDirectory()  # holds the configuration of a drafter as large as its target
 OWN = Machine(device="cpu", draft_path=SAME.name, target_path=SAME.name)
+ROUNDS = ("id", "prompt_tokens", "output_tokens", "rounds", "drafts", "drafted", "accepted")
 DECODE, DRAFT = KINDS.index("decode"), KINDS.index("draft")
 
 
@@ -49,6 +50,14 @@ def experiment(arch: Arch, rate: float = 200.0, **server: Any) -> Experiment:
     """Few slots, prompts of several chunks, and outputs from one token on."""
     traffic = Traffic("random", num_prompts=9, request_rate=rate, input_len=30, output_len=10, random_range_ratio=0.9)
     return applicable(Experiment(arch, traffic, server=Server(**SLOTS_OF_FOUR | server)))
+
+
+def same_rounds(chosen: Experiment, *more: str) -> tuple[Result, Result]:
+    """A real and a simulated run, whose requests went through the same rounds: verdicts are pinned."""
+    real, simulated = serve(chosen, MACHINE), simulate(applicable(as_served(chosen)))
+    for name in (*ROUNDS, *more):
+        np.testing.assert_array_equal(real.requests[name], simulated.requests[name], name)
+    return real, simulated
 
 
 @cache
@@ -114,10 +123,7 @@ def let_adaptive_switch(monkeypatch: pytest.MonkeyPatch, *modes: str) -> None:
 def test_a_run_is_the_simulators_but_for_its_times(arch: Arch, monkeypatch: pytest.MonkeyPatch) -> None:
     """Acceptance is pinned: every request goes through the same rounds under both clocks, into the same columns."""
     let_adaptive_switch(monkeypatch, "atomic", "lanes", "lanes")
-    chosen = experiment(arch)
-    real, simulated = serve(chosen, MACHINE), simulate(chosen)
-    for name in ("id", "prompt_tokens", "output_tokens", "rounds", "drafted", "accepted"):
-        np.testing.assert_array_equal(real.requests[name], simulated.requests[name], name)
+    real, simulated = same_rounds(experiment(arch))
     for table in ("requests", "launches", "deliveries"):
         mine, theirs = getattr(real, table), getattr(simulated, table)
         assert {name: c.dtype for name, c in mine.items()} == {name: c.dtype for name, c in theirs.items()}
@@ -167,9 +173,8 @@ def test_early_drafts_are_as_simulated(arch: Arch) -> None:
     """They are as many in both clocks, and leave each request's rounds as they were."""
     chosen = experiment(arch, rate=math.inf, async_scheduling=True)
     late = simulate(replace(chosen, server=replace(chosen.server, async_scheduling=False)))
-    real, simulated = serve(chosen, MACHINE), simulate(chosen)
-    for name in ("id", "prompt_tokens", "output_tokens", "rounds", "drafted", "accepted"):
-        np.testing.assert_array_equal(real.requests[name], simulated.requests[name], name)
+    _, simulated = same_rounds(chosen)
+    for name in ROUNDS:
         np.testing.assert_array_equal(late.requests[name], simulated.requests[name], name)
     drafts = [int((result.launches["kind"] == DRAFT).sum()) for result in (late, simulated)]
     assert drafts[1] >= drafts[0]  # some in vain
@@ -218,9 +223,7 @@ def test_drafts_ahead_are_made_and_used_as_simulated(fan: int, monkeypatch: pyte
     """A miss is drafted for anew, so rounds do not depend on times; every branch is a row of a launch on its lane."""
     chosen = experiment("pdv-ahead", ahead_fan=fan, ahead_miss="draft")
     chosen = replace(chosen, traffic=replace(chosen.traffic, output_len=40), acceptance=Acceptance(0.8))
-    real, simulated = serve(chosen, MACHINE), simulate(chosen)
-    for name in ("rounds", "drafts", "drafted", "accepted", "undrafted_rounds"):
-        np.testing.assert_array_equal(real.requests[name], simulated.requests[name], name)
+    real, _ = same_rounds(chosen, "undrafted_rounds")
     launches, requests = real.launches, real.requests
     of_kind = {kind: launches["kind"] == KINDS.index(kind) for kind in ("draft", "ahead", "verify")}
     tokens = {kind: (launches["rows"] * launches["steps"])[which].sum() for kind, which in of_kind.items()}

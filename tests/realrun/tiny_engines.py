@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -11,10 +10,12 @@ from pdvsim.realrun.engine.arch import Llama3Rope, ModelArchitecture
 from pdvsim.realrun.engine.cache import Sequences
 from pdvsim.realrun.engine.engine import Engine
 from pdvsim.realrun.engine.graphs import GraphLane
+from pdvsim.realrun.engine.head import Head, states_width
 from pdvsim.realrun.engine.model import Transformer
 from pdvsim.sim.models.specs import ModelSpec
 
 CPU = torch.device("cpu")
+CAPACITY = 128
 SLOTS_OF_FOUR: dict[str, Any] = {  # few slots, and prompts of several chunks
     "num_speculative_tokens": 3, "max_num_seqs": 4, "max_num_batched_tokens": 32, "num_workers": 2,
     "hybrid_threshold": 2,
@@ -28,8 +29,11 @@ def tiny_arch(
     return ModelArchitecture(spec, 1e4, 1e-5, rope_scaling=Llama3Rope(8.0, 1.0, 4.0, 16) if scaled else None)
 
 
-@dataclass
-class Stage:
+def random_model(arch: ModelArchitecture, seed: int) -> Transformer:
+    return Transformer.random(arch, CAPACITY, CPU, torch.float32, seed)
+
+
+class Stage(NamedTuple):
     """A target lane and a draft lane over the same sequences."""
 
     target: GraphLane
@@ -40,14 +44,14 @@ class Stage:
         return self.target.engine.sequences
 
 
-def engine(arch: ModelArchitecture, sequences: Sequences, seed: int) -> Engine:
-    model = Transformer.random(arch, sequences.capacity, CPU, torch.float32, seed)
-    return Engine(model, sequences, row_buckets=(1, 2, 4, 8), chunk_buckets=(4, 8, 16, 32, 64))
+def stage_of(target: Transformer, drafter: Transformer, slots: int = 8) -> Stage:
+    sequences = Sequences(slots, CAPACITY, CPU)
+    if isinstance(drafter, Head):
+        sequences.keep_states(states_width(drafter.arch), 64, torch.float32)
+    sizes = {"row_buckets": (1, 2, 4, 8), "chunk_buckets": (4, 8, 16, 32, 64)}
+    return Stage(*(GraphLane(Engine(model, sequences, **sizes)) for model in (target, drafter)))
 
 
-def stage(target_seed: int = 1, draft_seed: int = 2, slots: int = 8, capacity: int = 128) -> Stage:
-    sequences = Sequences(slots, capacity, CPU)
-    return Stage(
-        GraphLane(engine(tiny_arch(), sequences, target_seed)),
-        GraphLane(engine(tiny_arch() if draft_seed == target_seed else tiny_arch(1, 2, 1), sequences, draft_seed)),
-    )
+def stage(target_seed: int = 1, draft_seed: int = 2) -> Stage:
+    drafter = tiny_arch() if draft_seed == target_seed else tiny_arch(1, 2, 1)
+    return stage_of(random_model(tiny_arch(), target_seed), random_model(drafter, draft_seed))
