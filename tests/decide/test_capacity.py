@@ -16,7 +16,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
-from pdvsim.decide.question import Question
 
 import pdvsim
 from pdvsim.bench.pool import Row
@@ -24,6 +23,7 @@ from pdvsim.bench.run import SweepInterrupted
 from pdvsim.calibration.fit.build import save
 from pdvsim.cli import main
 from pdvsim.decide import runs as runs_module
+from pdvsim.decide.advice import Question
 from pdvsim.decide.advise import advise
 from pdvsim.decide.capacity import Capacities, Plan
 from pdvsim.decide.capacity_search import find_capacities, steepness

@@ -11,7 +11,7 @@ from refusals import another
 import pdvsim
 from pdvsim.bench.sweep import Sweep
 from pdvsim.common.options import options
-from pdvsim.decide.advise import Question
+from pdvsim.decide.advice import Question
 from pdvsim.decide.capacity import Plan
 from pdvsim.decide.goal import Goal
 from pdvsim.decide.space import Space
