@@ -6,7 +6,7 @@ Units are in the names: `_s` seconds, `_bytes` bytes, `tokens` tokens.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 Role = Literal["draft", "target"]
 Kind = Literal["prefill", "draft", "verify", "decode", "ahead"]
@@ -45,9 +45,6 @@ class RequestState:
     drafter: int = -1  # of several GPUs that draft, the one that drafts for it
     ready_s: float = -1.0  # when its current wait or stage began
     last_delivery_s: float = -1.0  # when its tokens of the last round were delivered
-
-    def unforeseen(self) -> None:
-        """Nothing is foreseen of it: to a forecast, a call to end (`machine.forecast`)."""
 
 
 @dataclass(init=False, eq=False)
@@ -108,6 +105,15 @@ class Request:
     taken: RequestUsage = field(default_factory=RequestUsage)
     drawn: DrawnStreams | None = None  # with others, of which it is number `place`
     place: int = 0
+    forecast: Any = None  # of its batch, while that has its state (`machine.forecast`)
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any:
+            """Return the state, as of now, that a forecast has taken."""
+            if name == "state" and self.forecast is not None:
+                return self.forecast.state_of(self)
+            raise AttributeError(f"a Request has no {name}")
 
     @property
     def to_read(self) -> int:

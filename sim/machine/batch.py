@@ -6,10 +6,9 @@ up over the rows. No other code sees the difference.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import islice
-from typing import SupportsIndex, overload
+from typing import overload
 
 from pdvsim.sim.core import Chunk, Kind, Request, Role
 from pdvsim.sim.machine.forecast import Forecast, ForeseenVerdict
@@ -17,37 +16,44 @@ from pdvsim.sim.machine.kv import KvCache
 from pdvsim.sim.records import Deliveries
 
 
-class Batch(list[Request]):
-    """Rows in order, changed by `add`, `take` and `remove` only: a forecast may know of them.
+class Batch(Sequence[Request]):
+    """Rows in order, changed by `add`, `take` and `remove` only.
 
     A batch that is given away gives its rows away: those added to another are no longer in it.
     """
 
-    __slots__ = ("forecast",)
+    __slots__ = ("_rows", "forecast")
 
     def __init__(self, rows: Iterable[Request] = ()) -> None:
-        super().__init__(rows)
+        self._rows = list(rows)
         self.forecast: Forecast | None = None
-        for row in self:
-            row.state.unforeseen()
+        for row in self._rows:
+            if row.forecast is not None:  # of another batch
+                row.forecast.close()
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def __iter__(self) -> Iterator[Request]:
+        return iter(self._rows)
 
     @overload
-    def __getitem__(self, index: SupportsIndex) -> Request: ...
+    def __getitem__(self, index: int) -> Request: ...
     @overload
     def __getitem__(self, index: slice) -> Batch: ...
-    def __getitem__(self, index: SupportsIndex | slice) -> Request | Batch:
-        item = super().__getitem__(index)
+    def __getitem__(self, index: int | slice) -> Request | Batch:
+        item = self._rows[index]
         return Batch(item) if isinstance(item, list) else item
 
     # its rows -------------------------------------------------------------------------------------------------
 
     def add(self, others: Batch) -> None:
         """Append the rows of another batch."""
-        joining: list[Request] = others
-        if self and self.forecast is not None:
+        joining = others._rows
+        if self._rows and self.forecast is not None:
             others.drop_forecast()
         elif others.forecast is not None:
-            joining, self.forecast = list(self), others.forecast
+            joining, self.forecast = self._rows, others.forecast
             self.forecast.owner, others.forecast = self, None
         if self.forecast is not None and joining:
             if self.forecast.takes(joining):
@@ -55,31 +61,30 @@ class Batch(list[Request]):
                     self.forecast.join(row)
             else:
                 self.forecast.close()
-        self += others
-        others.clear()
+        self._rows += others._rows
+        others._rows = []
 
     def take(self, limit: int) -> Batch:
         """The first `limit` rows as a batch of their own."""
         taken = Batch()
-        if limit >= len(self):
+        if limit >= len(self._rows):
             taken.add(self)
         elif limit > 0:
             self.drop_forecast()
-            taken += islice(self, limit)
-            del self[:limit]
+            taken._rows, self._rows = self._rows[:limit], self._rows[limit:]
         return taken
 
     def remove(self, row: Request) -> None:
         """Remove a row."""
         self.drop_forecast()
-        super().remove(row)
+        self._rows.remove(row)
 
     def foresee(self, k: int, kv: KvCache, deliveries: Deliveries, rereads: bool) -> Forecast:
         """Forecast its rounds of k draft tokens each, with drawn verdicts; room for the first has been reserved."""
         if self.forecast is None or self.forecast.k != k:
             self.drop_forecast()
             self.forecast = Forecast(self, k, kv, deliveries, rereads)
-            for row in self:
+            for row in self._rows:
                 self.forecast.join(row)
             self.forecast.reserve()
         return self.forecast
@@ -96,34 +101,34 @@ class Batch(list[Request]):
         """Cached tokens of all rows."""
         if self.forecast is not None:
             return self.forecast.context
-        return sum([row.state.context for row in self])
+        return sum([row.state.context for row in self._rows])
 
     @property
     def drafter_lag(self) -> int:
         """The most that any row's drafter has yet to read."""
         if self.forecast is not None:
             return self.forecast.drafter_lag
-        return max([row.state.drafter_lag for row in self], default=0)
+        return max([row.state.drafter_lag for row in self._rows], default=0)
 
     @property
     def k(self) -> int:
         """The most draft tokens of any row that wait for verification."""
         if self.forecast is not None:
             return self.forecast.k if self.forecast.busy else 0
-        return max([row.state.k for row in self], default=0)
+        return max([row.state.k for row in self._rows], default=0)
 
     @k.setter
     def k(self, k: int) -> None:
         if self.forecast is not None and self.forecast.k != k:
             self.drop_forecast()
         if self.forecast is None:
-            for row in self:
+            for row in self._rows:
                 row.state.k = k
 
     def count_undrafted(self) -> None:
         """Rows without drafts are verified with others that have some."""
         if self.forecast is None:
-            for row in self:
+            for row in self._rows:
                 if not row.state.k:
                     row.taken.undrafted_rounds += 1
 
@@ -135,14 +140,14 @@ class Batch(list[Request]):
             if self.forecast.k == k and self.forecast.reserve():
                 return True
             self.drop_forecast()
-        return kv.grow_all(self, k + 1)
+        return kv.grow_all(self._rows, k + 1)
 
     def wait_from(self, now_s: float) -> None:
         """Note that its rows wait for verification from now on."""
         if self.forecast is not None:
             self.forecast.ready_s = now_s
         else:
-            for row in self:
+            for row in self._rows:
                 row.state.ready_s = now_s
 
     def wait_until(self, now_s: float) -> None:
@@ -150,7 +155,7 @@ class Batch(list[Request]):
         if self.forecast is not None:
             self.forecast.wait_s += now_s - self.forecast.ready_s
         else:
-            for row in self:
+            for row in self._rows:
                 row.taken.wait_s += now_s - row.state.ready_s
 
     def spend(self, kind: Kind, seconds: float) -> None:
@@ -161,11 +166,11 @@ class Batch(list[Request]):
             else:
                 self.forecast.verify_s += seconds
         elif kind == "draft":
-            for row in self:
+            for row in self._rows:
                 if row.taken.finish_s < 0:  # an early draft may outlive a row
                     row.taken.draft_s += seconds
         elif kind != "ahead":  # its rows are being verified
-            for row in self:
+            for row in self._rows:
                 row.taken.verify_s += seconds
 
     def verdict(self) -> Sequence[int]:
@@ -174,7 +179,7 @@ class Batch(list[Request]):
             self.forecast.verdict_round = self.forecast.round
             return ForeseenVerdict(self, self.forecast)
         verdict = []
-        for row in self:
+        for row in self._rows:
             state = row.state
             run = row.accept_runs[state.emitted]
             verdict.append(run if run < state.k else state.k)
@@ -189,7 +194,7 @@ class Batch(list[Request]):
             return self.forecast.verdict_counts()
         accepted = refused = 0
         drafted = False
-        for row, passed in zip(self, verdict, strict=True):
+        for row, passed in zip(self._rows, verdict, strict=True):
             state = row.state
             if state.k:
                 drafted = True
@@ -206,12 +211,12 @@ class Batch(list[Request]):
         """Deliver a round's tokens; return the requests that have all their tokens and leave."""
         if self.forecast is not None:
             return self._without(self.forecast.settle(now_s))
-        gains, over = apply_verdict(self, verdict, now_s, rereads)
-        kv.unpin(self)
-        deliveries.extend([row.id for row in self], gains, now_s)
+        gains, over = apply_verdict(self._rows, verdict, now_s, rereads)
+        kv.unpin(self._rows)
+        deliveries.extend([row.id for row in self._rows], gains, now_s)
         if not over:
             return []
-        return self._without([row for row in self if row.state.emitted == row.output_tokens])
+        return self._without([row for row in self._rows if row.state.emitted == row.output_tokens])
 
     def finished(self) -> list[Request]:
         """Return the rows that have all their tokens after fast-forwarded rounds; they leave."""
@@ -219,9 +224,9 @@ class Batch(list[Request]):
 
     def _without(self, leaving: list[Request]) -> list[Request]:
         if len(leaving) > 1 and leaving[0].chain:  # whose blocks are older, and whose next turn comes first
-            leaving = [row for row in self if row in leaving]
+            leaving = [row for row in self._rows if row in leaving]
         for row in leaving:
-            super().remove(row)
+            self._rows.remove(row)
         return leaving
 
 

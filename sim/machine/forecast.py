@@ -1,8 +1,8 @@
 """The rounds to come of a batch whose verdicts were drawn before the run.
 
 All rounds of a request are known when it joins. A forecast keeps, by round, the sums over its rows that a launch and
-the KV cache need, so a round costs the same whatever the number of rows. The state of a row is computed from its rounds
-when it is asked for. What it took is written when it leaves.
+the KV cache need, so a round costs the same whatever the number of rows. Where a row stands and what it took is written
+when its state is asked for (`Request.state` is missing meanwhile), and when it leaves.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Iterable, Iterator, Sequence
 from heapq import heappop, heappush
-from typing import Any, Protocol, cast
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -23,15 +23,14 @@ ROUNDS = 4096  # after this number of rounds a forecast is renewed when a row jo
 _ROOM = 256  # rounds that its arrays have to begin with
 
 
-class ForeseenState:
-    """The state of a row, as of its forecast's round: `RequestState`, to be read but not written."""
+class ForeseenRow:
+    """A row of a forecast: its state as of the first round that is not written to it, and its rounds from there."""
 
-    __slots__ = ("ahead", "draft_s", "first", "forecast", "paths", "state", "verify_s", "wait_s")
+    __slots__ = ("ahead", "draft_s", "first", "paths", "state", "verify_s", "wait_s")
 
     def __init__(self, forecast: Forecast, state: RequestState, path: RequestPath) -> None:
-        self.forecast = forecast
-        self.state = state  # before the round `first`
-        self.first = forecast.round  # the first round that is not written
+        self.state = state
+        self.first = forecast.round
         self.paths, self.ahead = path.paths, path.first - forecast.round  # whose entries are by so much ahead of rounds
         self.draft_s, self.wait_s, self.verify_s = forecast.draft_s, forecast.wait_s, forecast.verify_s
 
@@ -44,54 +43,6 @@ class ForeseenState:
         """Tokens that it gains in a round."""
         return self.paths.gains[round + self.ahead]
 
-    @property
-    def context(self) -> int:
-        return self.state.context + self.gained(self.forecast.round)
-
-    @property
-    def emitted(self) -> int:
-        return self.state.emitted + self.gained(self.forecast.round)
-
-    @property
-    def drafter_lag(self) -> int:
-        forecast = self.forecast
-        if forecast.round == self.first:
-            return self.state.drafter_lag
-        if not forecast.k:
-            return self.state.drafter_lag + self.gained(forecast.round)
-        return lags_by_gain(forecast.k, forecast.rereads)[self.gain(forecast.round - 1)]
-
-    @property
-    def held_tokens(self) -> int:
-        forecast = self.forecast
-        if not forecast.kv.paged or forecast.granted < self.first:
-            return self.state.held_tokens
-        return self.paths.held.item(forecast.granted + self.ahead)
-
-    @property
-    def k(self) -> int:
-        return self.forecast.k if self.forecast.busy else 0
-
-    @property
-    def pinned(self) -> bool:
-        return self.forecast.busy and self.forecast.kv.paged
-
-    @property
-    def ready_s(self) -> float:
-        return self.forecast.ready_s
-
-    @property
-    def last_delivery_s(self) -> float:
-        return self.forecast.times_s[-1] if self.forecast.round > self.first else self.state.last_delivery_s
-
-    def unforeseen(self) -> None:
-        """End the forecast: its request is put in another batch by itself."""
-        self.forecast.close()
-
-    def __getattr__(self, name: str) -> Any:
-        """Return a figure of the state that does not change in rounds."""
-        return getattr(self.state, name)
-
 
 class ForeseenVerdict(Sequence[int]):
     """How many draft tokens of each row the target accepts in a round."""
@@ -100,8 +51,8 @@ class ForeseenVerdict(Sequence[int]):
         self._rows, self._forecast, self._round = rows, forecast, forecast.round
 
     def __iter__(self) -> Iterator[int]:
-        states, at = self._forecast.states, self._round
-        return (states[row].gain(at) - 1 for row in self._rows)
+        foreseen, at = self._forecast.foreseen, self._round
+        return (foreseen[row].gain(at) - 1 for row in self._rows)
 
     def __len__(self) -> int:
         return len(self._rows)
@@ -128,7 +79,7 @@ class Forecast:
         self.round = 0
         self.verdict_round = 0  # the round of the last verdict
         self.times_s = array("d")  # when each round was over
-        self.states: dict[Request, ForeseenState] = {}
+        self.foreseen: dict[Request, ForeseenRow] = {}
         self.ends: dict[int, list[Request]] = {}  # rows that finish, by round
         self._order: list[int] = []  # these rounds, a heap
         self.end = 0  # the first of these
@@ -151,7 +102,7 @@ class Forecast:
         """A row joins before the next round, or in the midst of one that it was drafted for."""
         state, first, k = row.state, self.round, self.k
         path = paths, at, last = path_of(row, k, self.rereads, self.kv)
-        foreseen = self.states[row] = ForeseenState(self, state, path)
+        self.foreseen[row] = ForeseenRow(self, state, path)
         if self.busy:  # it has waited for the verify since its own draft
             row.taken.wait_s += self.ready_s - state.ready_s
         end = first + last - at
@@ -176,7 +127,8 @@ class Forecast:
             self.ends[end] = [row]
             heappush(self._order, end)
             self.end = self._order[0]
-        row.state = cast(RequestState, foreseen)
+        row.forecast = self
+        del row.state
 
     def leave(self) -> list[Request]:
         """Return the rows that have all their tokens now; they are foreseen no longer."""
@@ -185,12 +137,12 @@ class Forecast:
             return []
         leaving = self.ends.pop(self.round)
         for row in leaving:
-            foreseen = self.states.pop(row)
+            foreseen = self.foreseen.pop(row)
             self._write(row, foreseen)
-            row.state = foreseen.state
+            row.state, row.forecast = foreseen.state, None
             self.held_tokens -= row.state.held_tokens
         heappop(self._order)
-        if self.states:
+        if self.foreseen:
             self.end = self._order[0]
         else:
             self.close()
@@ -199,19 +151,25 @@ class Forecast:
     def close(self) -> None:
         """Write to all rows where they stand and what they took, and foresee nothing more."""
         self.flush()
-        for row, foreseen in self.states.items():
-            row.state = foreseen.state
-        self.states.clear()
+        for row, foreseen in self.foreseen.items():
+            row.state, row.forecast = foreseen.state, None
+        self.foreseen.clear()
         self.owner.forecast = None
         unwritten = self.deliveries.unwritten
         unwritten[:] = [flush for flush in unwritten if flush != self.flush]
 
     def flush(self) -> None:
         """Write to all rows what they took so far."""
-        for row, foreseen in self.states.items():
+        for row, foreseen in self.foreseen.items():
             self._write(row, foreseen)
 
-    def _write(self, row: Request, foreseen: ForeseenState) -> None:
+    def state_of(self, row: Request) -> RequestState:
+        """The state of a row, as of now; to be read but not written."""
+        foreseen = self.foreseen[row]
+        self._write(row, foreseen)
+        return foreseen.state
+
+    def _write(self, row: Request, foreseen: ForeseenRow) -> None:
         """Write to a row where it stands and what it took."""
         k, busy, paged, until = self.k, self.busy, self.kv.paged, self.round
         state, taken, first, ahead = foreseen.state, row.taken, foreseen.first, foreseen.ahead
@@ -220,8 +178,8 @@ class Forecast:
         taken.wait_s += self.wait_s - foreseen.wait_s
         taken.verify_s += self.verify_s - foreseen.verify_s
         foreseen.draft_s, foreseen.wait_s, foreseen.verify_s = self.draft_s, self.wait_s, self.verify_s
-        if paged:
-            state.held_tokens = foreseen.held_tokens
+        if paged and self.granted >= first:
+            state.held_tokens = foreseen.paths.held.item(self.granted + ahead)
         if until == first:
             return
         rounds, gained = until - first, foreseen.gained(until)
@@ -312,5 +270,5 @@ class Forecast:
         """Draft tokens accepted by the last verdict, and rows whose next one was refused; None if none was drafted."""
         if not self.k:
             return None
-        gains = [state.gain(self.verdict_round) for state in self.states.values()]
+        gains = [state.gain(self.verdict_round) for state in self.foreseen.values()]
         return sum(gains) - len(gains), len(gains) - gains.count(self.k + 1)
