@@ -23,10 +23,10 @@ class Card(_Strict):
     """The device; ceilings are measured, and missing where there are none."""
 
     name: str
-    multiprocessors: int | None
-    memory_bytes: int | None
-    bandwidth_bytes_per_s: float | None = Field(gt=1e9, lt=1e15)
-    flops_per_s: float | None = Field(gt=1e9, lt=1e18)
+    multiprocessors: int | None = None
+    memory_bytes: int | None = None
+    bandwidth_bytes_per_s: float | None = Field(None, gt=1e9, lt=1e15)
+    flops_per_s: float | None = Field(None, gt=1e9, lt=1e18)
 
 
 class Reading(_Strict):
@@ -42,10 +42,10 @@ class Reading(_Strict):
 class PartHeader(_Strict):
     """One model or pair: when, by which command, and what is missing."""
 
-    schema_version: int
+    schema_version: int = SCHEMA
     name: str
     date: str
-    resumed: str | None
+    resumed: str | None = None
     command: str
     seed: int
     budget_s: float
@@ -54,10 +54,10 @@ class PartHeader(_Strict):
     software: dict[str, str | None]
     models: dict[str, dict[str, Any]]
     dtype: Literal["bfloat16", "float32"]
-    left_out: list[dict[Literal["label", "reason"], str]]  # points that were not measured, and why
-    before: Reading | None
-    after: Reading | None
-    seconds: float = Field(ge=0)
+    left_out: list[dict[Literal["label", "reason"], str]] = []  # points that were not measured, and why
+    before: Reading | None = None
+    after: Reading | None = None
+    seconds: float = Field(0.0, ge=0)
     samples: int = Field(0, ge=0)
     points: int = Field(0, ge=0)
 
@@ -65,7 +65,7 @@ class PartHeader(_Strict):
 class SamplesHeader(_Strict):
     """All parts, on one card with one set of versions."""
 
-    schema_version: int
+    schema_version: int = SCHEMA
     device: Card
     software: dict[str, str | None]
     samples: int

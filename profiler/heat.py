@@ -43,7 +43,7 @@ def heat(rig: Rig, part: Part, group: int, points: Sequence[GridPoint]) -> None:
     for member, (point, rows) in enumerate(zip(points, launched, strict=True)):
         for repeat, (ticket, data, (mhz, watts), since_s) in enumerate(rows):
             part.measured(
-                "heat", part.header["name"], point, ticket.shape, context_total=data.context_total,
+                "heat", part.header.name, point, ticket.shape, context_total=data.context_total,
                 longest=data.longest, group=group, member=member, members=len(points), repeat=repeat,
                 seconds=seconds_of(ticket), start_s=since_s, sm_mhz=mhz, power_w=watts,
             )  # fmt: skip

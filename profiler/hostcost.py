@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from time import perf_counter_ns
 
-from pdvsim.profiler.grid import GridPoint, labelled
+from pdvsim.profiler.grid import GridPoint, table
 from pdvsim.profiler.rig import Launcher, Rig, settle
 from pdvsim.realrun.clock import WallClock
 from pdvsim.realrun.engine.engine import LaunchShape
@@ -21,24 +21,14 @@ from pdvsim.sim.machine.lane import Lane
 from pdvsim.sim.policies.base import Process
 from pdvsim.sim.prices.host import HostTimes, SimulatedHost
 
-ROWS = (1, 8, 32, 64)
-CONTEXT = 512
 QUEUED_LAUNCHES = 2  # to keep the device busy
 WARM_UP = 3
 
 
-def host_points() -> list[GridPoint]:
-    """The points whose launches are timed."""
-    labels = ["prefill 1x128 after 0", "prefill 1x512 after 0"]
-    for r in ROWS:
-        labels += [f"draft {r}x1@{CONTEXT} k=4", f"verify {r}x5@{CONTEXT}", f"mixed {r}x5@{CONTEXT} 1x256 after 0"]
-    return list(map(labelled, labels))
-
-
 def host_costs(rig: Rig, repeats: int) -> Iterator[tuple[GridPoint, LaunchShape, str, int, float]]:
-    """(point, shape, what, repeat, seconds) of the calls of every kind of launch that fits, and of a hand-over."""
+    """(point, shape, what, repeat, seconds) of the calls of each launch of host.txt that fits, and of a hand-over."""
     shape: LaunchShape | None = None
-    for point in filter(rig.fits, host_points()):
+    for point in (point for _, (point,) in table("host.txt") if rig.fits(point)):
         launch = rig.launcher(point)
         shape = launch.fire(launch.draw()).shape
         for what, repeat, seconds in timings(launch, repeats):

@@ -13,13 +13,13 @@ from dataclasses import asdict, astuple
 from functools import cached_property, partial
 from pathlib import Path
 from time import monotonic
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 
 from pdvsim.profiler import corun, provenance
 from pdvsim.profiler.grid import SMALL_PARAMS, GridPoint, design, ordered
-from pdvsim.profiler.header import SCHEMA
+from pdvsim.profiler.header import Card, PartHeader, Reading
 from pdvsim.profiler.heat import groups, heat
 from pdvsim.profiler.layers import measure_layers
 from pdvsim.profiler.options import Options
@@ -107,20 +107,20 @@ class Profiler:
         if not todo and not unheated:
             return
         rig = Rig([arch], self.device, options.seed)
-        part.header["before"] = part.header.get("before") or self._reading(rig, arch)
+        part.header.before = part.header.before or self._reading(rig, arch)
         with self._timed(part, begin):
             alone = [Measurement(point.label(), [point], partial(self._solo, rig, part, point)) for point in todo]
             heats = [Measurement(f"heat {n}", group, partial(heat, rig, part, n, group)) for n, group in unheated]
             self._work_off(rig, part, alone, options.budget_s, begin)
             self._work_off(rig, part, heats, math.inf, begin)
-            part.header["after"] = self._reading(rig, arch)
+            part.header.after = self._reading(rig, arch)
 
     def _solo(self, rig: Rig, part: Part, point: GridPoint) -> None:
         """One point alone."""
         samples, shape = rig.measure(point, QUICK if self.options.quick else Effort())
         for repeat, (seconds, data) in enumerate(samples):
             part.measured(
-                "solo", part.header["name"], point, shape, context_total=data.context_total, longest=data.longest,
+                "solo", part.header.name, point, shape, context_total=data.context_total, longest=data.longest,
                 repeat=repeat, seconds=seconds,
             )  # fmt: skip
 
@@ -147,7 +147,7 @@ class Profiler:
         try:
             yield
         finally:
-            part.header["seconds"] += monotonic() - begin_s
+            part.header.seconds += monotonic() - begin_s
             self.recorder.save()
 
     def _work_off(self, rig: Rig, part: Part, tasks: Sequence[Measurement], budget_s: float, begin_s: float) -> None:
@@ -175,32 +175,21 @@ class Profiler:
             self.recorder.keep()
 
     @cached_property
-    def ground(self) -> dict[str, Any]:
-        """What is measured on."""
-        return {"device": provenance.card(self.device), "software": provenance.software()}
+    def ground(self) -> tuple[Card, dict[str, str | None]]:
+        """What is measured on: the card, and the versions of all software."""
+        return provenance.card(self.device), provenance.software()
 
-    def header(self, name: str, archs: Sequence[ModelArchitecture]) -> dict[str, Any]:
+    def header(self, name: str, archs: Sequence[ModelArchitecture]) -> PartHeader:
         """Return the provenance of a part."""
-        options = self.options
-        return {
-            "schema_version": SCHEMA,
-            "name": name,
-            "date": now(),
-            "command": options.command,
-            "seed": options.seed,
-            "budget_s": options.pair_budget_s if ":" in name else options.budget_s,
-            "quick": options.quick,
-            **self.ground,
-            "models": {arch.spec.name: asdict(arch.spec) for arch in archs},
-            "dtype": "bfloat16" if self.device.type == "cuda" else "float32",
-            "left_out": [],
-            "before": None,
-            "after": None,
-            "resumed": None,
-            "seconds": 0.0,
-        }
+        options, (card, software) = self.options, self.ground
+        return PartHeader(
+            name=name, date=now(), command=options.command, seed=options.seed, quick=options.quick, device=card,
+            budget_s=options.pair_budget_s if ":" in name else options.budget_s, software=software,
+            models={arch.spec.name: asdict(arch.spec) for arch in archs},
+            dtype="bfloat16" if self.device.type == "cuda" else "float32",
+        )  # fmt: skip
 
-    def _reading(self, rig: Rig, arch: ModelArchitecture) -> dict[str, Any] | None:
+    def _reading(self, rig: Rig, arch: ModelArchitecture) -> Reading | None:
         """Clocks and power while the model runs; throttling is reported immediately."""
         if self.device.type != "cuda":
             return None
@@ -209,8 +198,8 @@ class Profiler:
         launch()
         reading = provenance.reading(self.device, launch)
         free(launch.lane)
-        if reading and reading["throttled"]:
-            self.say(f"{arch.spec.name}: the GPU is throttled: {', '.join(reading['throttled'])}")
+        if reading and reading.throttled:
+            self.say(f"{arch.spec.name}: the GPU is throttled: {', '.join(reading.throttled)}")
         return reading
 
     def _release(self) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from pdvsim.common.version import __version__
+from pdvsim.profiler.header import Card, Reading
 from pdvsim.realrun.telemetry import device_name, reader_of
 
 # NVML's bits for clocks held down against the card's will; idling and application clocks are none of them
@@ -45,21 +46,17 @@ def software() -> dict[str, str | None]:
     }
 
 
-def card(device: torch.device) -> dict[str, Any]:
+def card(device: torch.device) -> Card:
     """Return the device's name and measured ceilings; on the CPU, a name without ceilings."""
     if device.type != "cuda":
-        nothing = dict.fromkeys(("multiprocessors", "memory_bytes", "bandwidth_bytes_per_s", "flops_per_s"))
-        return {"name": device_name(device), **nothing}
+        return Card(name=device_name(device))
     properties = torch.cuda.get_device_properties(device)
     bandwidth, rate = _ceilings(device)
     torch.cuda.empty_cache()
-    return {
-        "name": device_name(device),
-        "multiprocessors": int(properties.multi_processor_count),
-        "memory_bytes": int(properties.total_memory),
-        "bandwidth_bytes_per_s": bandwidth,
-        "flops_per_s": rate,
-    }
+    return Card(
+        name=device_name(device), multiprocessors=int(properties.multi_processor_count),
+        memory_bytes=int(properties.total_memory), bandwidth_bytes_per_s=bandwidth, flops_per_s=rate,
+    )  # fmt: skip
 
 
 def _ceilings(device: torch.device) -> tuple[float, float]:
@@ -84,7 +81,7 @@ def _gpu_seconds(run: Callable[[], object]) -> float:
     return float(median(a.elapsed_time(b) for a, b in spans[3:])) / 1000
 
 
-def reading(device: torch.device, load: Callable[[], object]) -> dict[str, Any] | None:
+def reading(device: torch.device, load: Callable[[], object]) -> Reading | None:
     """Clocks, power, temperature and throttling while `load` runs again and again; None where they cannot be read."""
     with ThreadPoolExecutor(1) as pool:
         answer = pool.submit(read_card, device)
@@ -92,7 +89,7 @@ def reading(device: torch.device, load: Callable[[], object]) -> dict[str, Any] 
             load()
         state = answer.result()
     state.pop("driver", None)
-    return state or None
+    return Reading(**state) if state else None
 
 
 def read_card(device: torch.device) -> dict[str, Any]:

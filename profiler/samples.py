@@ -6,8 +6,6 @@ them and refuses, in one line naming file and field, what no GPU can have produc
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from functools import partial
 from pathlib import Path
@@ -22,7 +20,7 @@ import pyarrow.parquet as pq
 
 from pdvsim.common.files import write_all
 from pdvsim.profiler.grid import KINDS, GridPoint, Unevenness
-from pdvsim.profiler.header import HEADER, SCHEMA, SamplesHeader, header_of, load_header, refusal
+from pdvsim.profiler.header import HEADER, PartHeader, SamplesHeader, header_of, load_header, refusal
 from pdvsim.realrun.engine.engine import LaunchShape
 from pdvsim.sim.reading import error_text, parse_json, read_table
 
@@ -81,7 +79,7 @@ _SOMETIMES = ("start_s", "end_s", "sm_mhz", "power_w")  # empty where they do no
 class Part:
     """The samples of one model or pair so far, and the header that says how they are measured."""
 
-    def __init__(self, header: dict[str, Any], table: pa.Table | None = None) -> None:
+    def __init__(self, header: PartHeader, table: pa.Table | None = None) -> None:
         self.header = header
         self.now = header  # of this run; replaces that of an earlier one as soon as there is something new
         self._table = table_of([]) if table is None else table
@@ -94,19 +92,19 @@ class Part:
 
     def measured(self, section: str, model: str, point: GridPoint, shape: LaunchShape, **values: Any) -> None:
         """Append a launch of a point, and the shape that it was padded to."""
-        pair = self.header["name"] if ":" in self.header["name"] else ""
+        pair = self.header.name if ":" in self.header.name else ""
         padded = {"bucket_rows": shape.rows, "bucket_chunk": getattr(shape, "chunk", 0)}
         self.add(section=section, model=model, pair=pair, **{**point.as_dict(), **padded, **values})
 
     def leave_out(self, label: str, reason: str) -> None:
         """Note what was not measured, and why."""
         self._resume()
-        self.header["left_out"].append({"label": label, "reason": " ".join(reason.split())[:300]})
+        self.header.left_out.append({"label": label, "reason": " ".join(reason.split())[:300]})
 
     def _resume(self) -> None:
         if self.header is not self.now:
-            original = {key: self.header[key] for key in ("date", "before", "seconds")}
-            self.header = self.now = {**self.now, **original, "resumed": self.now["date"]}
+            original = {key: getattr(self.header, key) for key in ("date", "before", "seconds")}
+            self.header = self.now = self.now.model_copy(update={**original, "resumed": self.now.date})
 
     def done(self, section: str, *columns: str) -> set[tuple[Any, ...]]:
         """The values that these columns have in a section."""
@@ -135,15 +133,15 @@ class Recorder:
             mask = pc.equal(names["pair"], "" if alone else part.name)
             mask = pc.and_(mask, pc.equal(names["model"], part.name)) if alone else mask
             own = table.filter(mask).select(list(ARROW)).replace_schema_metadata(None)
-            self.parts[part.name] = Part(part.model_dump(), own)
+            self.parts[part.name] = Part(part, own)
 
-    def part(self, header: dict[str, Any]) -> Part:
+    def part(self, header: PartHeader) -> Part:
         """A part to measure or to continue; a ValueError if the folder's are of other hardware or software."""
         for part in self.parts.values():
             for key, today in ground(header).items():
                 if (then := ground(part.header)[key]) != today:
                     raise ValueError(f"{self.folder}: {key} was {then}, is now {today}; choose another folder")
-        part = self.parts.setdefault(header["name"], Part(header))
+        part = self.parts.setdefault(header.name, Part(header))
         part.now = header
         return part
 
@@ -156,16 +154,13 @@ class Recorder:
     def save(self) -> None:
         """Replace the files by all rows so far."""
         tables = {name: part.table() for name, part in sorted(self.parts.items())}
-        first = next(iter(self.parts.values())).header
         headers = [
-            {**self.parts[name].header, "samples": table.num_rows, "points": _points(table)}
+            self.parts[name].header.model_copy(update={"samples": table.num_rows, "points": _points(table)})
             for name, table in tables.items()
         ]
-        document = {
-            "schema_version": SCHEMA, "device": first["device"], "software": first["software"],
-            "samples": sum(header["samples"] for header in headers), "parts": headers,
-        }  # fmt: skip
-        text = json.dumps(document, indent=1, allow_nan=False) + "\n"
+        first, samples = headers[0], sum(header.samples for header in headers)
+        whole = SamplesHeader(device=first.device, software=first.software, samples=samples, parts=headers)
+        text = whole.model_dump_json(indent=1) + "\n"
         table = pa.concat_tables(tables.values()).replace_schema_metadata({"header": text})
         write = partial(
             pq.write_table, table, compression="zstd", compression_level=9, use_byte_stream_split=_FLOATS,
@@ -184,10 +179,10 @@ def _points(table: pa.Table) -> int:
     return len(table.select(["section", "what", "group", *POINT]).to_pandas().drop_duplicates())
 
 
-def ground(header: Mapping[str, Any]) -> dict[str, Any]:
+def ground(header: PartHeader) -> dict[str, str | None]:
     """Return the fields that samples must share to belong together."""
-    software = {f"software.{name}": header["software"][name] for name in ("torch", "triton", "cuda", "pdvsim")}
-    return {"device.name": header["device"]["name"], **software}
+    software = {f"software.{name}": header.software[name] for name in ("torch", "triton", "cuda", "pdvsim")}
+    return {"device.name": header.device.name, **software}
 
 
 @dataclass(frozen=True)

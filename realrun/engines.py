@@ -330,12 +330,6 @@ class EngineBench:
         self._started: Any = None
         self._runs = 0
 
-    def __enter__(self) -> EngineBench:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
     def close(self) -> None:
         """End the server."""
         if self._server is not None:

@@ -76,26 +76,26 @@ class Lines(Progress):
 
 
 def architectures(experiment: Experiment, machine: Machine) -> dict[Role, ModelArchitecture]:
-    """The models a run needs, by role; a pair shares the smaller one's vocabulary, a head reads its target's states."""
+    """The models a run needs, by role; a head reads its target's states."""
+    server, kind = experiment.server, experiment.server.drafted_by
     paths: dict[Role, str | None] = {"draft": machine.draft_path, "target": machine.target_path}
-    roles: list[Role] = ["draft", "target"] if experiment.speculates else ["target"]
-    server = experiment.server
     named = None if machine.tiny or machine.target_path else named_pair(server.pair)
-    archs: dict[Role, ModelArchitecture] = {}
-    kind = server.drafted_by
-    for role in roles:
-        path = paths[role]
-        if path is not None:
-            archs[role] = from_config(Path(path))
+
+    def of(role: Role) -> ModelArchitecture:
+        if (path := paths[role]) is None:
+            arch = TINY[role] if named is None else _named(getattr(named, role).name)
+        else:
+            arch = from_config(Path(path))
             if role == "target" and server.quantization:
-                archs[role] = replace(archs[role], spec=quantised(archs[role].spec))
-        elif role == "target" or kind in ("model", "pard"):
-            archs[role] = TINY[role] if named is None else _named(getattr(named, role).name)
-        if role in archs:
-            spec = server.served(archs[role].spec)
-            archs[role] = replace(archs[role], spec=in_parallel(spec) if (role, kind) == ("draft", "pard") else spec)
+                arch = replace(arch, spec=quantised(arch.spec))
+        return replace(arch, spec=server.served(arch.spec))
+
+    archs: dict[Role, ModelArchitecture] = {"target": of("target")}
     if experiment.speculates and isinstance(spec := drafter(kind, archs["target"].spec), HeadSpec):
         archs["draft"] = headed(archs["target"], spec)
+    elif experiment.speculates and (paths["draft"] or kind in ("model", "pard")):
+        drafts = of("draft")
+        archs["draft"] = replace(drafts, spec=in_parallel(drafts.spec)) if kind == "pard" else drafts
     return archs
 
 

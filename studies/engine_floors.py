@@ -127,7 +127,7 @@ def _times_ms(launch: Callable[[], Ticket]) -> list[float]:
 
 def main(models: Sequence[str]) -> None:
     """Time the engine's forwards and print them over their floor."""
-    gpu = card(torch.device("cuda"))
+    gpu = card(torch.device("cuda")).model_dump()
     print(
         f"{gpu['name']}: copy {gpu['bandwidth_bytes_per_s'] / 1e12:.2f} TB/s, "
         f"bf16 {gpu['flops_per_s'] / 1e12:.0f} TFLOP/s; torch {torch.__version__}"

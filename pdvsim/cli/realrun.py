@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from contextlib import closing
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from typing import Annotated
@@ -83,7 +84,7 @@ class RealrunCommand(RunCommand):
         steps = optional_file(self.iteration_log)
         try:
             if elsewhere:
-                with EngineBench(self.machine, server_line, self.json, steps) as bench:
+                with closing(EngineBench(self.machine, server_line, self.json, steps)) as bench:
                     result = bench.served(experiment)
             else:
                 result = serve(experiment, self.machine, quiet=self.json, traced=bool(self.trace_out))

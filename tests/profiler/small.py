@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from pdvsim.profiler.grid import labelled
-from pdvsim.profiler.header import SCHEMA
+from pdvsim.profiler.header import PartHeader
 from pdvsim.profiler.options import Options
 from pdvsim.profiler.samples import Part, Recorder
 from pdvsim.realrun.engine.arch import ModelArchitecture
@@ -37,13 +37,13 @@ def options(folder: Path, **changes: Any) -> Options:
     return Options(**{**given, **changes})
 
 
-def part_header(name: str, **changes: Any) -> dict[str, Any]:
-    return {
-        "schema_version": SCHEMA, "name": name, "date": "2026-01-01T00:00:00Z", "resumed": None, "command": "",
-        "seed": 0, "budget_s": 100.0, "quick": False, "device": CARD, "software": SOFTWARE,
-        "models": {n: asdict(model(n)) for n in name.split(":")}, "dtype": "bfloat16", "left_out": [], "before": None,
-        "after": None, "seconds": 1.0, **changes,
+def part_header(name: str, **changes: Any) -> PartHeader:
+    given: dict[str, Any] = {
+        "name": name, "date": "2026-01-01T00:00:00Z", "command": "", "seed": 0, "budget_s": 100.0, "quick": False,
+        "device": CARD, "software": SOFTWARE, "models": {n: asdict(model(n)) for n in name.split(":")},
+        "dtype": "bfloat16", "seconds": 1.0,
     }  # fmt: skip
+    return PartHeader(**given | changes)
 
 
 def recorded(folder: Path) -> dict[str, Part]:

@@ -75,7 +75,7 @@ def test_everything_asked_for_is_measured(measured: Path) -> None:
     host = frame[frame["section"] == "host"]
     assert set(host["what"]) == {"launch_idle", "launch_busy", "poll", "outcome", "handoff"}
     assert set(host["kind"]) == {"draft", "verify", "prefill", "mixed"}
-    assert set(host["rows"]) == {0, *hostcost.ROWS}
+    assert set(host["rows"]) == {0, 1, 8, 32, 64}
     assert (host["seconds"] > 0).all()
 
     together = frame[(frame["section"] == "corun") & (frame["members"] > 1)]
@@ -224,7 +224,7 @@ def test_the_card_is_read_through_nvml(monkeypatch: pytest.MonkeyPatch) -> None:
     throttled = ["software power cap", "hardware thermal slowdown"]
     clocks = {"sm_mhz": 1980, "memory_mhz": 3201, "power_w": 512.0, "temperature_c": 55, "throttled": throttled}
     assert provenance.read_card(card) == clocks | {"driver": "580.1"}
-    assert Reading.model_validate(provenance.reading(card, lambda: None)).model_dump() == clocks
+    assert provenance.reading(card, lambda: None) == Reading(**clocks)
     assert heat.card_reader(card)() == (1980.0, 498.5)
     monkeypatch.setitem(sys.modules, "pynvml", None)  # not installed
     assert provenance.read_card(card) == {}

@@ -12,7 +12,7 @@ import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from small import part_header, recorded
+from small import SOFTWARE, part_header, recorded
 
 import pdvsim.calibration
 from pdvsim.profiler.samples import ARROW, HEADER, POINT, SAMPLES, Recorder, load
@@ -74,7 +74,8 @@ def test_samples_of_a_folder_are_continued(tmp_path: Path) -> None:
     before, after = (one.astype(dict.fromkeys(order[:3], str)).sort_values(order) for one in (rows, again.frame))
     for name in ("seconds", "power_w", "context_total", "rows", "chunk_tokens", "priority"):
         assert np.array_equal(before[name], after[name], equal_nan=True), name
-    ground = {name: recorder.parts["llama-2-7b"].header[name] for name in ("device", "software")}
+    shared = recorder.parts["llama-2-7b"].header
+    ground = {"device": shared.device, "software": shared.software}
     part = Recorder(tmp_path).part(part_header("llama-2-7b", **ground))
     assert len(part.done("solo", *POINT)) > 150
 
@@ -165,6 +166,5 @@ def test_a_kill_between_two_files_loses_nothing(shelf: Path, tmp_path: Path) -> 
 
 
 def test_samples_of_different_ground_do_not_mix(shelf: Path) -> None:
-    header = part_header("gemma-2b")
     with pytest.raises(ValueError, match=r"software\.torch was 2\.11, is now 2\.12; choose another folder"):
-        Recorder(shelf).part({**header, "software": {**header["software"], "torch": "2.12"}})
+        Recorder(shelf).part(part_header("gemma-2b", software=SOFTWARE | {"torch": "2.12"}))
