@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
-from pdvsim.sim.models.specs import HeadSpec, ModelSpec
+from pdvsim.sim.models.specs import ModelSpec
 from pdvsim.sim.reading import error_text, printable, quoted, read_json
 
 HEADER = "header.json"
@@ -73,12 +73,9 @@ class SamplesHeader(_Strict):
 
     def specs(self) -> dict[str, ModelSpec]:
         """The shapes of the models measured."""
-        model, head = TypeAdapter(ModelSpec), TypeAdapter(HeadSpec)
-        return {
-            n: (head if "kind" in spec else model).validate_json(json.dumps(spec), strict=True)
-            for part in self.parts
-            for n, spec in part.models.items()
-        }
+        model = TypeAdapter(ModelSpec)
+        given = {name: spec for part in self.parts for name, spec in part.models.items()}
+        return {name: model.validate_json(json.dumps(spec), strict=True) for name, spec in given.items()}
 
 
 def load_header(folder: str | Path) -> SamplesHeader:

@@ -21,7 +21,6 @@ from pdvsim.realrun.engine.arch import ModelArchitecture
 from pdvsim.realrun.engine.batch import Residual
 from pdvsim.realrun.engine.buckets import CHUNK_BUCKETS, ROW_BUCKETS, SMALL_TOKENS
 from pdvsim.realrun.engine.model import Transformer
-from pdvsim.sim.models.specs import HeadSpec
 
 MOST_WIDTH = 9  # new tokens per row
 LAYERS = 2  # more than the card's cache holds
@@ -103,7 +102,7 @@ def measure_layers(part: Part, arch: ModelArchitecture, device: torch.device, se
     """Measure the sizes that a part lacks, as far as the time goes; returns whether there were any."""
     known = part.done("layers", "chunk_tokens")
     todo = [tokens for tokens in sizes() if (tokens,) not in known]
-    if arch.spec.experts is not None or isinstance(arch.spec, HeadSpec) or not todo:
+    if arch.spec.experts is not None or arch.spec.is_head or not todo:
         return False
     random.Random(seed).shuffle(todo)
     begin, stack = monotonic(), Stack(arch, device, seed)

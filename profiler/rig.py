@@ -25,7 +25,7 @@ from pdvsim.realrun.engine.head import Head, states_width
 from pdvsim.realrun.engine.model import Transformer
 from pdvsim.realrun.memory import copied_bytes
 from pdvsim.sim.machine.kv import capacity_tokens
-from pdvsim.sim.models.specs import HeadSpec, ModelSpec
+from pdvsim.sim.models.specs import ModelSpec
 
 MAX_SLOTS = 264
 PLACE = {"draft": 0, "verify": 1, "decode": 1, "mixed": 1, "prefill": 2, "read": 2}  # whose slots a kind of a pair has
@@ -108,7 +108,7 @@ class Rig:
         sequences.tokens.random_(0, min(spec.vocab for spec in specs))
         self.engines: dict[str, Engine] = {}  # by kind of launch
         for arch in archs:
-            head = isinstance(arch.spec, HeadSpec)
+            head = arch.spec.is_head
             model = (Head if head else Transformer).random(arch, CAPACITY, device, dtype, seed)
             if device.type == "cuda":
                 torch.cuda.empty_cache()  # scratch of making the weights

@@ -27,7 +27,7 @@ from pdvsim.sim.core import Request, Role
 from pdvsim.sim.machine.kv import KvCache, capacity_tokens
 from pdvsim.sim.machine.prefix import Reuse, block_hashes
 from pdvsim.sim.models.presets import HEADS
-from pdvsim.sim.models.specs import HeadSpec, ModelSpec
+from pdvsim.sim.models.specs import ModelSpec
 from pdvsim.sim.policies import policy_of
 from pdvsim.sim.policies.ahead import FANS, Lookahead
 
@@ -428,7 +428,7 @@ def pages_that_fit(
     there = [spec for role, spec in specs.items() if role in loaded]
     room += sum(spec.weight_bytes for spec in there) + copied_bytes(there)  # which is theirs already
     work = sum(forward_bytes(models[role], needs, item) for _, role in places(needs.arch) if role in models)
-    if "draft" in models and isinstance(models["draft"].spec, HeadSpec):
+    if "draft" in models and models["draft"].spec.is_head:
         ring_tokens = (needs.slots * (1 + needs.resumes) + 1) * RING + needs.chunk_buckets[-1]
         work += ring_tokens * states_width(models["draft"]) * item
     all_specs = [*specs.values()]

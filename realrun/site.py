@@ -35,7 +35,7 @@ from pdvsim.sim.machine.ledger import Ledger
 from pdvsim.sim.metrics.launches import Union
 from pdvsim.sim.models.presets import PARD, drafter, in_parallel, is_config, quantised, unquantised
 from pdvsim.sim.models.presets import pair as named_pair
-from pdvsim.sim.models.specs import HeadSpec, ModelSpec, Pair
+from pdvsim.sim.models.specs import ModelSpec, Pair
 from pdvsim.sim.policies import own_errors, policy_of
 from pdvsim.sim.policies.base import Context, Policy
 from pdvsim.sim.prices.costs import CostModel, LookupCosts
@@ -91,7 +91,7 @@ def architectures(experiment: Experiment, machine: Machine) -> dict[Role, ModelA
         return replace(arch, spec=server.served(arch.spec))
 
     archs: dict[Role, ModelArchitecture] = {"target": of("target")}
-    if experiment.speculates and isinstance(spec := drafter(kind, archs["target"].spec), HeadSpec):
+    if experiment.speculates and (spec := drafter(kind, archs["target"].spec)).is_head:
         archs["draft"] = headed(archs["target"], spec)
     elif experiment.speculates and (paths["draft"] or kind in ("model", "pard")):
         drafts = of("draft")
@@ -131,7 +131,7 @@ def make_models(
             continue
         if path is not None:
             models[role] = Transformer.load(path, capacity, device, dtype, arch)
-        elif isinstance(arch.spec, HeadSpec):
+        elif arch.spec.is_head:
             models[role] = Head.on(models["target"], arch.spec, seed + 1)
         else:
             models[role] = Transformer.random(arch, capacity, device, dtype, seed + (role == "draft"))

@@ -24,7 +24,6 @@ from pdvsim.sim.engines.served import unknown_head
 from pdvsim.sim.limits import Fact, Of, flag_of, hints_of, of
 from pdvsim.sim.models.names import Doubt, Note
 from pdvsim.sim.models.presets import HEADS, pair, same_vocabulary
-from pdvsim.sim.models.specs import HeadSpec
 from pdvsim.sim.policies import ARCHS, policy_of
 from pdvsim.sim.prices.cards import NO_NVLINK, gpu
 from pdvsim.sim.prices.options import SERVED
@@ -243,7 +242,7 @@ def _pair(name: str, gpu: str, profile: str | None, shards: int, drafters: int |
     doubts: list[str] = []
     if draft.on_host:
         return ()
-    if not isinstance(draft, HeadSpec) and not same_vocabulary(draft, target):
+    if not draft.is_head and not same_vocabulary(draft, target):
         doubts.append(
             f"{draft.name} has {draft.vocab:,} tokens and {target.name} {target.vocab:,}: "
             "drafts from another vocabulary cannot be verified directly"

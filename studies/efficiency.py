@@ -23,7 +23,7 @@ from pdvsim.calibration.fit.points import Floats, medians, price_s, tokens_of
 from pdvsim.common.files import write_whole
 from pdvsim.profiler.samples import Samples, load
 from pdvsim.realrun.engine.buckets import CHUNK_BUCKETS, ROW_BUCKETS, SMALL_BYTES, SMALL_TOKENS
-from pdvsim.sim.models.specs import GpuSpec, HeadSpec, ModelSpec
+from pdvsim.sim.models.specs import GpuSpec, ModelSpec
 from pdvsim.sim.prices.costs import CostModel
 from pdvsim.sim.prices.forward import ForwardTerms
 from pdvsim.sim.prices.transfer import (
@@ -102,7 +102,7 @@ def measured_models(samples: Samples) -> dict[str, Measured]:
     """Every model that was measured alone; heads are predicted, not fitted."""
     specs, frame = samples.header.specs(), samples.frame
     solo = frame[frame["section"] == "solo"].groupby("model", sort=True, observed=True)
-    models = {str(name): rows for name, rows in solo if not isinstance(specs[str(name)], HeadSpec)}
+    models = {str(name): rows for name, rows in solo if not specs[str(name)].is_head}
     return {name: Measured(specs[name], medians(rows)) for name, rows in models.items()}
 
 

@@ -28,7 +28,6 @@ from pdvsim.sim.limits import (
 )
 from pdvsim.sim.metrics.steady import LEAST
 from pdvsim.sim.models.presets import pair as named_pair
-from pdvsim.sim.models.specs import HeadSpec
 from pdvsim.sim.policies import USUAL_ARCHS
 from pdvsim.sim.workload.options import ALL, BY_SEED, OPEN
 from pdvsim.sim.workload.requests import Workload, trace_rate
@@ -156,7 +155,7 @@ class DecisionOptions(VariedOptions):
         usual = CONTROLLERS if own else CONTROLLERS[:1]  # no other engine has those that vary the length themselves
         if k is not None or controller is not None:
             usual = (controller or "fixed",)
-        elif drafter.parallel or isinstance(drafter, HeadSpec):
+        elif drafter.parallel or drafter.is_head:
             usual = (*usual, ADAPTIVE)
         fixed["controllers"] = usual
         if k is not None:

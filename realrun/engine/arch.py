@@ -18,7 +18,7 @@ import torch
 
 from pdvsim.sim.models.presets import from_config as spec_from_config
 from pdvsim.sim.models.presets import model_or_shard, read_config
-from pdvsim.sim.models.specs import HeadSpec, ModelSpec
+from pdvsim.sim.models.specs import ModelSpec
 
 Activation = Literal["silu", "gelu_tanh"]
 
@@ -110,7 +110,7 @@ def preset(name: str) -> ModelArchitecture:
     spec = model_or_shard(name)
     refuse(spec)
     arch = _computed(spec, {})
-    return headed(arch, spec) if isinstance(spec, HeadSpec) else arch
+    return headed(arch, spec) if spec.is_head else arch
 
 
 def _computed(spec: ModelSpec, config: Mapping[str, Any]) -> ModelArchitecture:
@@ -156,7 +156,7 @@ def refuse(spec: ModelSpec) -> None:
         raise ValueError(f"the engine does not run {spec.name}: its layers have states, sliding or sparse attention")
     if experts is not None and (experts.shared or experts.dense_layers):
         raise ValueError(f"the engine does not run {spec.name}: all its layers must have experts, and none shared")
-    if experts is not None and isinstance(spec, HeadSpec):
+    if experts is not None and spec.is_head:
         raise ValueError(f"the engine does not run {spec.name}: a head with experts")
     if experts is not None and experts.count % experts.per_token:
         raise ValueError(f"{spec.name}: {experts.count} experts are no multiple of {experts.per_token} per token")
@@ -179,7 +179,7 @@ def _refuse_unsupported(config: Mapping[str, Any], spec: ModelSpec) -> None:
             raise ValueError(f"{key}={config[key]!r} is not supported")
 
 
-def headed(target: ModelArchitecture, spec: HeadSpec) -> ModelArchitecture:
+def headed(target: ModelArchitecture, spec: ModelSpec) -> ModelArchitecture:
     """A head on a target: its layer turns and norms as the target's; EAGLE-3's are Llama's, without biases."""
     if spec.kind == "eagle3":
         return replace(target, spec=spec, qkv_bias=False, qk_norm=False)

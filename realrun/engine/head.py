@@ -21,10 +21,10 @@ from pdvsim.realrun.engine.cache import RING, KVCache, Sequences
 from pdvsim.realrun.engine.fp8 import plain
 from pdvsim.realrun.engine.model import Hidden, Transformer
 from pdvsim.realrun.engine.weights import Weights, random_weights
-from pdvsim.sim.models.specs import HeadSpec
+from pdvsim.sim.models.specs import ModelSpec
 
 
-def layers_read(spec: HeadSpec, layers: int) -> tuple[int, ...]:
+def layers_read(spec: ModelSpec, layers: int) -> tuple[int, ...]:
     """The target's layers, of `layers`, whose hidden states a head reads: EAGLE-3's three, or the last."""
     if spec.kind == "mtp":
         return (layers - 1,)
@@ -35,7 +35,7 @@ class Head(Transformer):
     """A head on one device."""
 
     @classmethod
-    def on(cls, target: Transformer, spec: HeadSpec, seed: int = 0) -> Head:
+    def on(cls, target: Transformer, spec: ModelSpec, seed: int = 0) -> Head:
         """A head with random weights that shares the target's embedding, and has it pass on what it reads."""
         arch = headed(target.arch, spec)
         own = random_weights(arch, target.device, target.dtype, seed)
@@ -45,7 +45,7 @@ class Head(Transformer):
 
     def read_from(self, target: Transformer) -> None:
         """Have a target pass on the hidden states that this head reads."""
-        assert isinstance(self.arch.spec, HeadSpec)
+        assert self.arch.spec.is_head
         target.passes_on = layers_read(self.arch.spec, target.arch.spec.layers)
 
     def forward(
@@ -85,7 +85,7 @@ class Head(Transformer):
         return states if self.weights.fused is None else F.linear(states, self.weights.fused)
 
 
-def shared(own: Weights, target: Weights, spec: HeadSpec) -> Weights:
+def shared(own: Weights, target: Weights, spec: ModelSpec) -> Weights:
     """A head's weights with the target's embedding, and for MTP its output."""
     return replace(own, embedding=target.embedding, head=target.head if spec.kind == "mtp" else own.head)
 

@@ -23,7 +23,7 @@ from __future__ import annotations
 import tomllib
 from collections import ChainMap
 from collections.abc import Mapping
-from dataclasses import fields, replace
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -34,7 +34,7 @@ from pdvsim.sim.models.configs import from_config as from_config
 from pdvsim.sim.models.configs import read_config as read_config
 from pdvsim.sim.models.layers import All2All
 from pdvsim.sim.models.names import CHECKPOINTS, WITH_MTP, model_name, unknown
-from pdvsim.sim.models.specs import HeadKind, HeadSpec, ModelSpec, Pair
+from pdvsim.sim.models.specs import HeadKind, ModelSpec, Pair
 from pdvsim.sim.reading import error_text
 
 HEADS: tuple[HeadKind, ...] = ("eagle3", "p-eagle", "dflash", "dspark", "mtp")
@@ -148,13 +148,12 @@ def drafter(kind: DrafterKind, target: ModelSpec) -> ModelSpec:
     if kind not in HEADS:
         return ModelSpec(kind, target.family, 0, 0, 0, 0, 0, 0, target.vocab)
     sparse, compressed, experts = target.sparse, target.compressed, target.experts
-    shape: dict[str, Any] = {f.name: getattr(target, f.name) for f in fields(ModelSpec)}
+    shape: dict[str, Any] = {"window": None, "state": None, "layers_without_mlp": 0, "kind": kind}
     shape |= {"name": f"{kind}-{target.name}", "layers": LAYERS.get(kind, 1), "parallel": kind in LAYERS}
-    shape |= {"window": None, "state": None, "layers_without_mlp": 0}
     if kind == "mtp":  # a layer that selects for itself, or of DeepSeek-V4 has a window alone
         own = compressed and replace(compressed, layers=1, selecting=0, whole=0)
         shape |= {"sparse": sparse and replace(sparse, layers=1, scans=1), "compressed": own}
-        return HeadSpec(**shape | {"experts": experts and replace(experts, dense_layers=0), "kind": kind})
+        return replace(target, **shape, experts=experts and replace(experts, dense_layers=0))
     whole = unquantised(target.name)
     shape |= dict.fromkeys(("sparse", "compressed", "experts", "latent", "layer_bytes", "value_dim"))
     shape |= {"output_gate": False, "shared_keys": False, "gated": True}
@@ -165,7 +164,7 @@ def drafter(kind: DrafterKind, target: ModelSpec) -> ModelSpec:
         shape |= DFLASH_SIZES.get(whole, {})
     if target.latent is not None or compressed is not None:
         shape |= {"heads": target.hidden // HEAD_DIM, "kv_heads": HEAD_KV_HEADS, "head_dim": HEAD_DIM}
-    return HeadSpec(**shape | {"kind": kind})
+    return replace(target, **shape)
 
 
 @cache

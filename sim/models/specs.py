@@ -19,7 +19,17 @@ COMPRESSED_BLOCK = 256  # tokens of a block of compressed attention in vLLM
 
 @dataclass(frozen=True, slots=True)
 class ModelSpec:
-    """The shape of a decoder-only transformer, as its Hugging Face configuration gives it."""
+    """The shape of a decoder-only transformer, as its Hugging Face configuration gives it; or of a head.
+
+    A head of a `kind` drafts from its target's hidden states: a few decoder layers, and what joins them to the states.
+    EAGLE-3 (arXiv 2503.01840): a product fuses three hidden states of the target, for tokens that the target has read;
+    q, k and v are made of that, or of the head's own last state, next to the embedding; its output projection has a
+    draft vocabulary. P-EAGLE (arXiv 2602.01469) is the same with further plain layers, and drafts in parallel. MTP (as
+    in DeepSeek-V3 and MiMo): in every forward a product joins state and embedding, and the output projection is the
+    target's. DFlash (arXiv 2602.06036): plain layers draft a block in parallel, with keys and values of five fused
+    hidden states of the target, and with its output projection. DSpark (arXiv 2607.05147) is the same with a small
+    sequential head, of which only the engine's time per forward is modelled. Embeddings are the target's.
+    """
 
     name: str
     family: str  # of those that have the same tokens, and draft for each other
@@ -49,31 +59,32 @@ class ModelSpec:
     layers_without_mlp: int = 0  # layers without an MLP
     parallel: bool = False  # drafts all its tokens in one forward, of mask tokens, instead of one after another
     data_ranks: int = 1  # groups with attention and requests of their own, whose tokens share one set of experts
+    kind: HeadKind | None = None  # of a head; None: a model of its own
 
     @property
-    def head(self) -> HeadKind | None:
-        """What kind of head it is; None: a model of its own."""
-        return None
+    def is_head(self) -> bool:
+        """Whether it is a head, and not a model of its own."""
+        return self.kind is not None
 
     @property
     def rereads(self) -> bool:
         """Whether it reads accepted draft tokens again: a head with hidden states, others in place of mask tokens."""
-        return self.parallel or self.head is not None
+        return self.parallel or self.is_head
 
     @property
     def qkv_inputs(self) -> int:
         """Width of what q, k and v are made of."""
-        return (2 if self.head in OWN_PROJECTION else 1) * self.hidden
+        return (2 if self.kind in OWN_PROJECTION else 1) * self.hidden
 
     @property
     def joined_inputs(self) -> int:
         """Width of what a product joins to one hidden state before the layers; 0: there is none."""
-        return 2 * self.hidden if self.head == "mtp" else 0
+        return 2 * self.hidden if self.kind == "mtp" else 0
 
     @property
     def fused_inputs(self) -> int:
         """The same of a product that only the first forward of a draft, and the reading of prompts, needs."""
-        return FUSED_STATES[self.head] * self.hidden if self.head in FUSED_STATES else 0
+        return FUSED_STATES[self.kind] * self.hidden if self.kind in FUSED_STATES else 0
 
     @property
     def drafts_long(self) -> bool:
@@ -132,7 +143,7 @@ class ModelSpec:
         """
         dense = 0 if self.experts is None else self.experts.dense_layers
         plain, first = self._mlp_products(False), self.products
-        if self.head is not None:
+        if self.is_head:
             later = ((self.hidden, first[0][1]), *first[1:])
             kinds = [(1, first), (self.layers - 1, later), *self.other_mixers()]
         elif self.is_uniform:
@@ -209,8 +220,8 @@ class ModelSpec:
     def params(self) -> int:
         """All matrix weights of its own; norms and biases, under 0.1%, are left out."""
         projections = 1 if self.tied_embeddings else 2
-        if self.head is not None:  # embeddings are the target's
-            projections = 1 if self.head in OWN_PROJECTION else 0
+        if self.is_head:  # embeddings are the target's
+            projections = 1 if self.kind in OWN_PROJECTION else 0
         return self.layer_params + self.fused_params + self.head_params * projections
 
     @property
@@ -360,26 +371,6 @@ class ModelSpec:
         if self.compressed is not None:
             return COMPRESSED_BLOCK
         return 0 if self.state is None else self.state.snapshot_tokens(self.kv_layer_bytes)
-
-
-@dataclass(frozen=True, slots=True)
-class HeadSpec(ModelSpec):
-    """A head that drafts from its target's hidden states: a few decoder layers, and what joins them to the states.
-
-    EAGLE-3 (arXiv 2503.01840): a product fuses three hidden states of the target, for tokens that the target has read;
-    q, k and v are made of that, or of the head's own last state, next to the embedding; its output projection has a
-    draft vocabulary. P-EAGLE (arXiv 2602.01469) is the same with further plain layers, and drafts in parallel. MTP (as
-    in DeepSeek-V3 and MiMo): in every forward a product joins state and embedding, and the output projection is the
-    target's. DFlash (arXiv 2602.06036): plain layers draft a block in parallel, with keys and values of five fused
-    hidden states of the target, and with its output projection. DSpark (arXiv 2607.05147) is the same with a small
-    sequential head, of which only the engine's time per forward is modelled. Embeddings are the target's.
-    """
-
-    kind: HeadKind = "eagle3"
-
-    @property
-    def head(self) -> HeadKind:
-        return self.kind
 
 
 @dataclass(frozen=True, slots=True)

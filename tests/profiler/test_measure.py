@@ -21,7 +21,6 @@ from pdvsim.profiler.rig import Launcher, Rig
 from pdvsim.profiler.samples import HEADER, POINT, SAMPLES, load
 from pdvsim.realrun.engine.arch import ModelArchitecture, headed
 from pdvsim.sim.models.presets import drafter
-from pdvsim.sim.models.specs import HeadSpec
 
 CPU = torch.device("cpu")
 PAIR = "tiny-a:tiny-b"
@@ -194,13 +193,13 @@ def test_a_head_is_measured_like_a_model(tmp_path: Path) -> None:
     def lookup(name: str) -> ModelArchitecture:
         target = tiny(name.removeprefix("eagle3-"))
         spec = drafter("eagle3", target.spec)
-        assert isinstance(spec, HeadSpec)
+        assert spec.is_head
         return headed(target, spec)
 
     Profiler(options(tmp_path, models=("eagle3-tiny-a",)), lookup, quiet).run()
     samples = load(tmp_path)
     spec = samples.header.specs()["eagle3-tiny-a"]
-    assert isinstance(spec, HeadSpec)
+    assert spec.is_head
     assert (spec.layers, spec.fused_inputs) == (1, 96)
     solo = samples.frame[samples.frame["section"] == "solo"]
     assert len(solo.groupby(list(POINT), observed=True)) == len(grid.design(drafts=True, heads=True)[0])

@@ -25,7 +25,7 @@ from pdvsim.realrun.site import serve
 from pdvsim.sim.config import Arch, Hardware
 from pdvsim.sim.machine.batch import Launch
 from pdvsim.sim.models.presets import drafter
-from pdvsim.sim.models.specs import HeadKind, HeadSpec
+from pdvsim.sim.models.specs import HeadKind
 from studies.engine_check import prefill, put
 
 KINDS: tuple[HeadKind, ...] = ("eagle3", "mtp")
@@ -37,7 +37,7 @@ def lanes(kind: HeadKind, layers: int = 5) -> Stage:
     """A target's lane and a head's, over the same sequences."""
     target = random_model(tiny_arch(layers), 1)
     spec = drafter(kind, target.arch.spec)
-    assert isinstance(spec, HeadSpec)
+    assert spec.is_head
     return stage_of(target, Head.on(target, spec, 2))
 
 
@@ -123,7 +123,7 @@ def test_drafts_are_those_of_a_plain_recomputation(kind: HeadKind, chunk: int, p
 
 def test_eagle3_reads_a_low_a_middle_and_a_high_layer() -> None:
     spec = drafter("eagle3", tiny_arch(32).spec)
-    assert isinstance(spec, HeadSpec)
+    assert spec.is_head
     assert layers_read(spec, 32) == (2, 16, 29)
     assert layers_read(spec, 2) == (0, 1, 1)
 

@@ -12,7 +12,6 @@ from pdvsim.sim.config import Acceptance, Experiment, Server, Traffic
 from pdvsim.sim.core import Request
 from pdvsim.sim.machine.kv import capacity_tokens
 from pdvsim.sim.models.presets import PRESETS, pair
-from pdvsim.sim.models.specs import HeadSpec
 from pdvsim.sim.prices.profile import builtin, roofline
 from pdvsim.sim.run import simulate
 from pdvsim.sim.workload.acceptance import measured
@@ -32,7 +31,7 @@ def serving(drafter: str, k: int = 4, **traffic: int) -> Experiment:
 def test_an_eagle3_head_has_the_published_matrices() -> None:
     """AngelSlim/Qwen3-8B_eagle3 as listed: fc (4096, 12288), q_proj (4096, 8192), an output of 32,000: about 750 MB."""
     head = pair("eagle3-qwen3-8b:qwen3-8b").draft
-    assert isinstance(head, HeadSpec)
+    assert head.is_head
     assert head.fused_params == 4096 * 12288
     assert head.products[0] == (8192, 4096 + 2 * 1024)
     assert head.head_params == 32_000 * 4096

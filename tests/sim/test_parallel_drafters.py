@@ -10,7 +10,6 @@ import pytest
 from pdvsim.sim.assembly import covering_profile
 from pdvsim.sim.config import Experiment, Hardware, Server, Traffic
 from pdvsim.sim.models.presets import drafted_by, drafter, model, pair
-from pdvsim.sim.models.specs import HeadSpec
 
 KINDS = ("pard", "p-eagle", "dflash")
 TARGETS = {"pard": "llama-3.1-8b", "p-eagle": "gpt-oss-120b", "dflash": "qwen3-8b"}
@@ -43,7 +42,7 @@ def test_a_draft_costs_one_forward_of_as_many_tokens_and_not_as_many_forwards(ki
 
 def test_parallel_heads_are_as_published() -> None:
     head = drafter("p-eagle", model("gpt-oss-120b"))
-    assert isinstance(head, HeadSpec)
+    assert head.is_head
     assert (head.layers, head.parallel, head.rereads, head.fused_inputs) == (4, True, True, 3 * 2880)
     (first, [one, *_]), (others, [later, *_]) = head.layer_kinds
     assert (first, one[0], others, later[0]) == (1, 2 * 2880, 3, 2880)
