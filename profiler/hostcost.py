@@ -19,7 +19,7 @@ from pdvsim.sim.core import Request
 from pdvsim.sim.machine.batch import Batch
 from pdvsim.sim.machine.lane import Lane
 from pdvsim.sim.policies.base import Process
-from pdvsim.sim.prices.host import HostTimes, SimulatedHost
+from pdvsim.sim.prices.host import HostCost, SimulatedHost
 
 QUEUED_LAUNCHES = 2  # to keep the device busy
 WARM_UP = 3
@@ -84,7 +84,7 @@ def timings(launch: Launcher, repeats: int) -> Iterator[tuple[str, int, float]]:
 def handoff_s(times: int = 2000) -> float:
     """Seconds of one hand-over between two lanes, as policies make it: two workers that wake each other in turn."""
     env = WallClock()
-    lanes = [Lane(env, SimulatedHost(HostTimes()), name) for name in ("decode", "verify")]
+    lanes = [Lane(env, SimulatedHost(HostCost(0.0, 0.0, 0.0)), name) for name in ("decode", "verify")]
     request = Request(0, 0.0, 1, 1, b"")
     over = env.event()
 

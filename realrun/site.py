@@ -39,7 +39,7 @@ from pdvsim.sim.models.specs import ModelSpec, Pair
 from pdvsim.sim.policies import own_errors, policy_of
 from pdvsim.sim.policies.base import Context, Policy
 from pdvsim.sim.prices.costs import CostModel, LookupCosts
-from pdvsim.sim.prices.host import HostTimes, SimulatedHost
+from pdvsim.sim.prices.host import HostCost, SimulatedHost
 from pdvsim.sim.prices.pace import pace_of
 from pdvsim.sim.prices.profile import Profile
 from pdvsim.sim.records import Columns, Log, Result, request_columns, rows_of
@@ -177,7 +177,7 @@ class RealServer:
             on_host = {id: text.tolist() for id, text in texts.items()}
             lookups = Lookups(on_host, None if own else lookup_of(settings.drafted_by, experiment.acceptance))
         known = rig.sequences.device.type == "cuda" and all(m.name in profile.models for m in models.values())
-        host = SimulatedHost(HostTimes())  # what an operation costs the host has been paid when it is over
+        host = SimulatedHost(HostCost(0.0, 0.0, 0.0))  # what an operation costs the host has been paid when it is over
         ledger = Ledger(latency if known else {}, self.log.launches)
         held = rig.needs.pages * PAGE
         capacity = min(experiment.hardware.kv_capacity_tokens or held, held)

@@ -23,7 +23,6 @@ from pdvsim.sim.prices.cards import gpu
 from pdvsim.sim.prices.composed import ComposedProfile
 from pdvsim.sim.prices.contention import Sharing
 from pdvsim.sim.prices.costs import CostModel
-from pdvsim.sim.prices.host import HostTimes
 from pdvsim.sim.prices.kernels import read_tables
 from pdvsim.sim.prices.links import LINKS, SSD, Fabric, LinkSpec
 from pdvsim.sim.prices.pace import read_pace
@@ -120,7 +119,7 @@ def make_planner(
         models,
         Sharing(experiment.hardware.contention, experiment.server.priority, profile.contention),
         profile.gpu.peak,
-        HostTimes.of(experiment.host, profile.host),
+        profile.host.with_options(experiment.host),
         lanes=policy.hands_over(),
         remote=remote,
         lookup=lookup_of(experiment.server.drafted_by, experiment.acceptance),

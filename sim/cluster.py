@@ -28,7 +28,7 @@ from pdvsim.sim.policies.apart import DecodeEngine, Disaggregated, KvShipping, P
 from pdvsim.sim.policies.base import Context, Policy
 from pdvsim.sim.policies.gates import AllRanks
 from pdvsim.sim.prices.contention import Sharing
-from pdvsim.sim.prices.host import HostTimes, SimulatedHost, WatchedHost
+from pdvsim.sim.prices.host import SimulatedHost
 from pdvsim.sim.prices.links import LINKS, Fabric
 from pdvsim.sim.prices.profile import Profile
 from pdvsim.sim.records import Log
@@ -126,7 +126,7 @@ class Cluster:
         self._turn = 0
         self._next_rank = [0] * experiment.hardware.replicas  # by replica
         self._rng = np.random.default_rng([experiment.traffic.seed, 7])
-        self._host_times = HostTimes.of(experiment.host, profile.host)
+        self._host_times = profile.host.with_options(experiment.host)
         self._read_at_s = 0.0  # when the host has read all requests that arrived
         # requests that were sent together do not arrive together: equal ones would finish in one step for ever
         self._late_s = _drawn(np.random.default_rng([experiment.traffic.seed, 8]), 2 * self._host_times.request_s)
@@ -198,7 +198,9 @@ class Cluster:
     def _host(self, replica: int) -> SimulatedHost:
         if (spans := self.log.host) is None:
             return SimulatedHost(self._host_times)
-        return WatchedHost(self._host_times, lambda what, start_s, end_s: spans.append((replica, what, start_s, end_s)))
+        return SimulatedHost(
+            self._host_times, lambda what, start_s, end_s: spans.append((replica, what, start_s, end_s))
+        )
 
     def _gpu(
         self, parts: ServerParts, at: int, host: SimulatedHost, replica: int, number: int, group: RankGroup | None

@@ -18,7 +18,6 @@ from pdvsim.sim.assembly import profile_of
 from pdvsim.sim.config import Experiment
 from pdvsim.sim.engines import ENGINES
 from pdvsim.sim.engines.base import InferenceEngine
-from pdvsim.sim.engines.idle import IDLE_DRAFTER
 from pdvsim.sim.engines.served import Block, Served
 from pdvsim.sim.limits import DraftLength, LeastDraft, NumRuns, PartialShare, Range, Requests, check, check_ranges
 from pdvsim.sim.prices.options import Padding
@@ -90,8 +89,11 @@ class DraftQuestion:
         )
 
     def loops(self, rows: int, k: int) -> list[Experiment]:
-        """Replications of a closed loop of `rows` requests; k may be PLAIN."""
-        one = self.drafting(max(k, 0)) if k else replace(self.drafting(1), arch=IDLE_DRAFTER)
+        """Replications of a closed loop of `rows` requests; k may be PLAIN. At k=0 the drafter still runs."""
+        one = self.drafting(max(k, 0))
+        if not k:
+            idle = replace(one.server, controller="table", num_speculative_tokens_per_batch_size=("1:0",))
+            one = replace(one, server=idle)
         return replications(in_loop(one, rows, self.prompts), self.num_runs)
 
 

@@ -14,9 +14,10 @@ from pdvsim.sim.engines import ENGINES
 from pdvsim.sim.models.specs import GpuSpec
 from pdvsim.sim.prices.cards import gpu
 from pdvsim.sim.prices.composed import ComposedProfile
+from pdvsim.sim.prices.host import HostCost
 from pdvsim.sim.prices.kernels import KernelTables, read_tables, shipped_tables
 from pdvsim.sim.prices.options import Padding
-from pdvsim.sim.prices.profile import SCHEMA, HostCost, Profile, builtin
+from pdvsim.sim.prices.profile import SCHEMA, Profile, builtin
 from pdvsim.sim.prices.shapes import packed, roofline, unpacked
 from pdvsim.sim.prices.steps import EngineStep, GraphSizes
 from pdvsim.sim.prices.transfer import shipped

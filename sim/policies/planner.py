@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from pdvsim.sim.core import Request, Role
 from pdvsim.sim.prices.contention import Sharing
 from pdvsim.sim.prices.costs import CostModel, Load
-from pdvsim.sim.prices.host import HostTimes
+from pdvsim.sim.prices.host import HostCost
 from pdvsim.sim.prices.links import Fabric, draft_bytes, verdict_bytes
 from pdvsim.sim.workload.lookup import Lookup
 
@@ -47,7 +47,7 @@ class Planner:
         models: dict[Role, CostModel],
         sharing: Sharing,
         peak: tuple[float, float],
-        host: HostTimes,
+        host: HostCost,
         lanes: bool = False,
         remote: RemoteDrafter | None = None,
         lookup: Lookup | None = None,

@@ -11,7 +11,7 @@ Not modelled: garbage collection, and other processes.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from typing import Literal
 
 from pdvsim.sim.limits import HostSeconds
@@ -32,7 +32,7 @@ class HostCost:
 
     The first launch that carries a prompt takes `join_s` more: its tokens are copied to the GPU and pages are dealt.
     `request_s` and `prompt_token_s` pass between a request's arrival and the server's scheduler, one request's prompt
-    after the other's.
+    after the other's. An idle lane is notified of work immediately, unless it polls or has to wake up.
     """
 
     launch_s: HostSeconds
@@ -42,6 +42,9 @@ class HostCost:
     request_s: HostSeconds = 0.0
     prompt_token_s: HostSeconds = 0.0
     join_s: HostSeconds = 0.0
+    idle_poll_s: HostSeconds = 0.0  # between two looks of an idle lane; 0: it is notified
+    idle_poll_cost_s: HostSeconds = 0.0
+    notify_s: HostSeconds = 0.0
 
     @property
     def between_s(self) -> float:
@@ -53,27 +56,12 @@ class HostCost:
         factor = between_s / self.between_s if self.between_s else 1.0
         return HostCost(**{name: value * factor for name, value in asdict(self).items()})
 
-
-@dataclass(frozen=True)
-class HostTimes(HostCost):
-    """The same, and how idle lanes are notified of work: immediately, by polling, or by a wake-up."""
-
-    launch_s: float = 0.0
-    completion_s: float = 0.0
-    handoff_s: float = 0.0
-    idle_poll_s: float = 0.0
-    idle_poll_cost_s: float = 0.0
-    notify_s: float = 0.0
-
-    @classmethod
-    def of(cls, asked: Host, measured: HostCost) -> HostTimes:
-        """The host's costs: figures that were asked for, else the profile's."""
-        times = asdict(measured) | {
-            f.name: value for f in fields(cls) if (value := getattr(asked, f.name, None)) is not None
-        }
-        rows = {"row_s": 0.0} if asked.completion_s is not None else {}
-        joins = {"join_s": 0.0} if asked.launch_s is not None else {}
-        return cls(**times | rows | joins)
+    def with_options(self, host: Host) -> HostCost:
+        """The same with the figures that options give in place of the profile's."""
+        given = {f.name: value for f in fields(self) if (value := getattr(host, f.name, None)) is not None}
+        rows = {"row_s": 0.0} if host.completion_s is not None else {}
+        joins = {"join_s": 0.0} if host.launch_s is not None else {}
+        return replace(self, **given | rows | joins)
 
     def launched_s(self, entering: bool) -> float:
         """Host time of a launch, with which requests may enter."""
@@ -85,21 +73,24 @@ class HostTimes(HostCost):
 
 
 class SimulatedHost:
-    """Serves one operation at a time, in order of request."""
+    """Serves one operation at a time, in order of request; `note` is told of each, from when to when."""
 
-    def __init__(self, times: HostTimes) -> None:
+    def __init__(self, times: HostCost, note: Callable[[Operation, float, float], None] | None = None) -> None:
         self.times = times
         self.free_at = 0.0
         self._polls = times.idle_poll_s > 0
+        self._note = note
         self.idle_lanes = 0
 
     def spend(self, now_s: float, cost_s: float, operation: Operation) -> float:
         """Queue an operation now and return when it ends."""
-        free_at = self.free_at
+        start_s = now_s if now_s > self.free_at else self.free_at
         if self.idle_lanes and self._polls and cost_s:
             cost_s += self._looks_s(cost_s)
-        self.free_at = done = (now_s if now_s > free_at else free_at) + cost_s
-        return done
+        self.free_at = done_s = start_s + cost_s
+        if self._note is not None and done_s > start_s:
+            self._note(operation, start_s, done_s)
+        return done_s
 
     def _looks_s(self, cost_s: float) -> float:
         """Time that the polls of idle lanes add to an operation."""
@@ -119,19 +110,3 @@ class SimulatedHost:
         period = max(times.idle_poll_s, self.idle_lanes * times.idle_poll_cost_s)
         looks = -(-(now_s - idle_since_s) // period)
         return max(now_s, idle_since_s + looks * period)
-
-
-class WatchedHost(SimulatedHost):
-    """A host that logs its operations: what it did, from when to when."""
-
-    def __init__(self, times: HostTimes, note: Callable[[Operation, float, float], None]) -> None:
-        super().__init__(times)
-        self._note = note
-
-    def spend(self, now_s: float, cost_s: float, operation: Operation) -> float:
-        """Queue an operation now, log it and return when it ends."""
-        start_s = max(now_s, self.free_at)
-        done_s = super().spend(now_s, cost_s, operation)
-        if done_s > start_s:
-            self._note(operation, start_s, done_s)
-        return done_s

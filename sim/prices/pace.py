@@ -27,7 +27,8 @@ from pdvsim.sim.core import KINDS
 from pdvsim.sim.limits import MAX_TOKENS, Range
 from pdvsim.sim.models.specs import ModelSpec, Pair
 from pdvsim.sim.prices.costs import CostModel, widest_draft
-from pdvsim.sim.prices.profile import HostCost, Profile
+from pdvsim.sim.prices.host import HostCost
+from pdvsim.sim.prices.profile import Profile
 from pdvsim.sim.reading import read_json
 from pdvsim.sim.records import ROLES, Table
 

@@ -27,6 +27,7 @@ from pdvsim.sim.models.specs import GpuSpec
 from pdvsim.sim.prices import profile
 from pdvsim.sim.prices.cards import GPUS
 from pdvsim.sim.prices.forward import ForwardTerms
+from pdvsim.sim.prices.host import HostCost
 from pdvsim.sim.prices.power import PowerFit
 from pdvsim.sim.prices.reach import Reach
 
@@ -95,7 +96,7 @@ def test_every_range_is_kept_by_its_configuration() -> None:
 def test_every_figure_of_a_profile_has_a_range() -> None:
     texts = {"name", "source", "measured", "foundation", "gpu", "models", "host", "contention", "power"}
     texts |= {"provenance", "measured_together", "whole_steps"}
-    for part in (GpuSpec, ForwardTerms, Reach, PowerFit, profile.HostCost, profile.ContentionFit, profile.Profile):
+    for part in (GpuSpec, ForwardTerms, Reach, PowerFit, HostCost, profile.ContentionFit, profile.Profile):
         for name in (field.name for field in dataclasses.fields(part)):
             assert name in ranges(part) or name.endswith(profile.KNOTS) or name in texts, name
 

@@ -11,7 +11,7 @@ from pdvsim.sim.models.presets import pair
 from pdvsim.sim.policies.planner import Planner
 from pdvsim.sim.prices.contention import Sharing
 from pdvsim.sim.prices.costs import CostModel
-from pdvsim.sim.prices.host import HostTimes
+from pdvsim.sim.prices.host import HostCost
 from pdvsim.sim.prices.profile import builtin
 
 PAIR = "tinyllama-1.1b:llama-2-7b"
@@ -19,7 +19,7 @@ OUTPUT = 500
 
 
 def planner(
-    host: HostTimes, priority: Priority = "none", contention: Contention = "fluid", dear_draft: float = 1.0
+    host: HostCost, priority: Priority = "none", contention: Contention = "fluid", dear_draft: float = 1.0
 ) -> Planner:
     """The built-in latency model; `dear_draft` makes the GPU, as the planner sees it, that much slower at drafting."""
     profile, models = builtin("h200"), pair(PAIR)

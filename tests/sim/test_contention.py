@@ -19,7 +19,7 @@ from pdvsim.sim.models.presets import pair
 from pdvsim.sim.policies.planner import Planner
 from pdvsim.sim.prices import costs
 from pdvsim.sim.prices.contention import Sharing, max_min, max_min_of_two
-from pdvsim.sim.prices.host import HostTimes, SimulatedHost
+from pdvsim.sim.prices.host import HostCost, SimulatedHost
 from pdvsim.sim.prices.profile import ContentionFit, builtin
 from pdvsim.sim.records import Launches
 
@@ -311,7 +311,7 @@ def test_the_ablations(loads: list[Load], priority: Priority) -> None:
 
 def h200(priority: Priority) -> tuple[SimulatedGPU, Planner, Launches]:
     """The GPU of the shipped profile, with a host that costs nothing, and what is planned with."""
-    host, log = HostTimes(), Launches()
+    host, log = HostCost(0.0, 0.0, 0.0), Launches()
     plan = planner(host, priority)
     gpu = SimulatedGPU(Clock(), SimulatedHost(host), plan.models, plan.sharing, log, lambda launch: None, plan.peak)
     return gpu, plan, log

@@ -24,7 +24,7 @@ from pdvsim.sim.policies.controllers import AcceptanceEstimate, Controller, Feed
 from pdvsim.sim.policies.hybrid import Adaptive
 from pdvsim.sim.policies.planner import Planner
 from pdvsim.sim.prices.costs import CostModel
-from pdvsim.sim.prices.host import HostTimes, SimulatedHost
+from pdvsim.sim.prices.host import HostCost, SimulatedHost
 from pdvsim.sim.prices.profile import builtin
 from pdvsim.sim.records import Result
 from pdvsim.sim.relevance import applicable
@@ -34,7 +34,7 @@ from pdvsim.sim.workload.requests import make_requests
 from pdvsim.testing import check_alike
 
 DRAFT, VERIFY = KINDS.index("draft"), KINDS.index("verify")
-HOST = HostTimes(launch_s=10e-6, completion_s=20e-6, handoff_s=20e-6)
+HOST = HostCost(launch_s=10e-6, completion_s=20e-6, handoff_s=20e-6)
 
 
 def simulated(experiment: Experiment, **more: Any) -> Result:
@@ -296,7 +296,7 @@ def test_goodput_decodes_plainly_where_drafts_do_not_pay_and_tries_them_now_and_
 def adaptive(plan: Planner, rate: float, in_flight: int, mode: str) -> Adaptive:
     """An adaptive policy in `mode` with `rows` requests in flight, whose estimate is `rate`."""
     settings = Server(num_speculative_tokens=4)
-    device: Any = SimpleNamespace(host=SimulatedHost(HostTimes()), foresees=False)
+    device: Any = SimpleNamespace(host=SimulatedHost(HostCost(0.0, 0.0, 0.0)), foresees=False)
     nothing: Any = None
     policy = Adaptive(
         Context(

@@ -12,7 +12,7 @@ from pdvsim.sim.assembly import covering_profile
 from pdvsim.sim.config import Arch, Experiment, Host, Server, Traffic
 from pdvsim.sim.metrics.summary import summarise
 from pdvsim.sim.policies import ARCHS
-from pdvsim.sim.prices.host import HostTimes, SimulatedHost
+from pdvsim.sim.prices.host import HostCost, SimulatedHost
 from pdvsim.sim.relevance import applicable
 from pdvsim.sim.run import simulate
 
@@ -21,7 +21,7 @@ P, C, LOOK = 10e-6, 30e-6, 1e-6
 
 def spent(idle_lanes: float, cost_s: float, period_s: float = P, look_s: float = LOOK) -> float:
     """The time of an operation on a host that `lanes` idle lanes poll."""
-    host = SimulatedHost(HostTimes(idle_poll_s=period_s, idle_poll_cost_s=look_s))
+    host = SimulatedHost(HostCost(0.0, 0.0, 0.0, idle_poll_s=period_s, idle_poll_cost_s=look_s))
     host.idle(idle_lanes)  # type: ignore[arg-type]  # parts of a lane, to see that nothing jumps between whole ones
     return host.spend(0.0, cost_s, "launch")
 
