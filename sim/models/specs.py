@@ -384,6 +384,7 @@ class GpuSpec:
     source: str
     measured: bool
     sms: Annotated[int, Range(1, 1024)] | None = None  # multiprocessors; None: not known
+    sister: str | None = None  # card of the same chip, whose kernels were timed: what they reach is this one's
 
     @property
     def peak(self) -> tuple[float, float]:

@@ -191,6 +191,8 @@ def roofline(spec: GpuSpec) -> Profile:
 def transferred(spec: GpuSpec) -> Profile:
     """The H200's profile under the ceilings of another card; host and sharing are the H200's."""
     transfer, h200 = shipped(), builtin("h200")
+    if spec.sister is not None:
+        return _like(builtin(spec.sister), spec)
     return Profile(
         schema_version=SCHEMA,
         name=f"{spec.name}-transferred",
@@ -201,6 +203,36 @@ def transferred(spec: GpuSpec) -> Profile:
         contention=h200.contention,
         provenance={"ceilings": spec.source, "kernels": transfer.source, "host": h200.name, "contention": h200.name},
         uncertainty={name: transfer.bar(card_known=False) for name in MODELS},  # no kernel of it was timed
+    )
+
+
+def _like(sister: Profile, spec: GpuSpec) -> Profile:
+    """The profile of a card with the same chip as another: its layers take as much longer as is predicted of both."""
+    sheet, known = GPUS[sister.gpu.name], replace(sister.gpu, measured=True)
+    card = replace(
+        spec,
+        bandwidth_bytes_per_s=spec.bandwidth_bytes_per_s * known.bandwidth_bytes_per_s / sheet.bandwidth_bytes_per_s,
+        flops_per_s=spec.flops_per_s * known.flops_per_s / sheet.flops_per_s,
+        source=f"{spec.source}; shares of it reached as by {sister.name}",
+    )
+    models = {}
+    for name in MODELS:
+        here, there = (shipped().fit(MODELS[name], one) for one in (replace(card, measured=True), known))
+        mine, other, known_knots = here.layer_knots, there.layer_knots, sister.models[name].layer_knots
+        knots = tuple((at, time_s * interpolate(mine, at) / interpolate(other, at)) for at, time_s in known_knots)
+        models[name] = replace(here, layer_knots=knots)
+    return replace(
+        sister,
+        name=f"{spec.name}-transferred",
+        foundation=f"transferred from the {sister.gpu.name}: {sister.foundation}",
+        gpu=card,
+        models=models,
+        power=None,
+        provenance=sister.provenance | {"ceilings": card.source, "kernels": sister.name},
+        uncertainty=dict.fromkeys(models, shipped().bar(card_known=False)),
+        measured={},
+        measured_together=None,
+        in_service={},
     )
 
 

@@ -94,7 +94,7 @@ def test_every_range_is_kept_by_its_configuration() -> None:
 
 
 def test_every_figure_of_a_profile_has_a_range() -> None:
-    texts = {"name", "source", "measured", "foundation", "gpu", "models", "host", "contention", "power"}
+    texts = {"name", "source", "sister", "measured", "foundation", "gpu", "models", "host", "contention", "power"}
     texts |= {"provenance", "measured_together", "whole_steps"}
     for part in (GpuSpec, ForwardTerms, Reach, PowerFit, HostCost, profile.ContentionFit, profile.Profile):
         for name in (field.name for field in dataclasses.fields(part)):

@@ -15,6 +15,7 @@ from pdvsim.cli import main
 from pdvsim.sim.config import Hardware, Server
 from pdvsim.sim.models import names
 from pdvsim.sim.models.presets import MODELS, PRESETS, model
+from pdvsim.sim.models.specs import Pair
 from pdvsim.sim.prices.cards import GPUS, card_file, gpu
 from pdvsim.sim.prices.profile import builtin
 
@@ -53,6 +54,19 @@ def test_every_card_has_a_profile_that_says_what_it_is_founded_on(name: str) -> 
         assert set(profile.uncertainty) == set(profile.models)
         assert all(0.05 < bar < 0.5 for bar in profile.uncertainty.values())
         assert profile.provenance["host"] == profile.provenance["contention"] == "h200-measured"
+
+
+@pytest.mark.parametrize("name", [name for name, card in GPUS.items() if card.sister])
+def test_a_card_is_no_faster_than_its_larger_sister(name: str) -> None:
+    """They have the same chip, of which one was measured: the other is predicted from that, not from the H200."""
+    card, sister = builtin(name), builtin(str(GPUS[name].sister))
+    for spec in map(model, ("tinyllama-1.1b", "llama-3.1-8b", "codellama-34b", "qwen3-8b", "mixtral-8x7b")):
+        mine, other = (profile.covering(Pair(spec, spec)).cost_model(spec) for profile in (card, sister))
+        for rows in (1, 8, 64, 256):
+            assert mine.price(rows).seconds(500 * rows) >= other.price(rows).seconds(500 * rows)
+        for tokens in (64, 512, 1024, 4096):
+            prompts = ((0, tokens),)
+            assert mine.price(0, prompts=prompts).seconds_0 >= other.price(0, prompts=prompts).seconds_0
 
 
 def test_five_lines_of_toml_are_a_card(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
