@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pdvsim.sim.models.layers import Experts
-from pdvsim.sim.models.presets import PRESETS, model, pair
+from pdvsim.sim.models.presets import PRESETS, from_config, model, pair
 from pdvsim.sim.models.specs import ModelSpec, Pair
 from pdvsim.sim.prices.cards import GPUS
 from pdvsim.sim.prices.costs import CostModel
@@ -38,6 +38,19 @@ def test_parameters_are_the_makers(name: str, billions: float, active: float) ->
     heads = 1 if name.startswith("gpt-oss") else 2
     assert (spec.active_params + heads * spec.head_params) / 1e9 == pytest.approx(active, rel=0.02)
     assert spec.layer_params == spec.common_params + spec.experts.count * spec.expert_params
+
+
+def test_the_parameters_of_a_configuration_without_a_preset() -> None:
+    """Ling-mini-2.0 (configuration and README of ant-yy/Ling-V2): 16B, of which 789M without embeddings are active."""
+    config = {
+        "model_type": "bailing_moe_v2", "vocab_size": 157184, "hidden_size": 2048, "intermediate_size": 5120,
+        "num_hidden_layers": 20, "num_attention_heads": 16, "num_key_value_heads": 4, "head_dim": 128,
+        "num_experts": 256, "num_experts_per_tok": 8, "num_shared_experts": 1, "moe_intermediate_size": 512,
+        "first_k_dense_replace": 1,
+    }  # fmt: skip
+    spec = from_config(config, "ling-mini-2.0")
+    assert spec.params == pytest.approx(16.3e9, rel=0.01)
+    assert spec.active_params == pytest.approx(789e6, rel=0.02)
 
 
 def test_what_a_token_takes_of_the_cache() -> None:
