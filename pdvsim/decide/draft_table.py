@@ -15,7 +15,7 @@ from pdvsim.decide.error import gain_note
 from pdvsim.decide.report import NO_DRAFTS, Answer, Report, lengths_note, plural
 from pdvsim.decide.runs import in_loop, replications
 from pdvsim.sim.assembly import profile_of
-from pdvsim.sim.config import Experiment
+from pdvsim.sim.config import Experiment, Server
 from pdvsim.sim.engines import ENGINES
 from pdvsim.sim.engines.base import InferenceEngine
 from pdvsim.sim.engines.served import Block, Served
@@ -90,7 +90,7 @@ class DraftQuestion:
 
     def loops(self, rows: int, k: int) -> list[Experiment]:
         """Replications of a closed loop of `rows` requests; k may be PLAIN. At k=0 the drafter still runs."""
-        one = self.drafting(max(k, 0))
+        one = self.drafting(max(k, 0) if k else Server.num_speculative_tokens)
         if not k:
             idle = replace(one.server, controller="table", num_speculative_tokens_per_batch_size=("1:0",))
             one = replace(one, server=idle)
