@@ -21,9 +21,8 @@ from pdvsim.realrun.engine.buckets import CHUNK_BUCKETS, PROGRAMS_PER_SM, ROW_BU
 from pdvsim.sim.models.specs import GpuSpec, ModelSpec
 from pdvsim.sim.prices.costs import CostModel
 from pdvsim.sim.prices.forward import ForwardTerms
-from pdvsim.sim.prices.host import HostCost
 from pdvsim.sim.prices.power import Power
-from pdvsim.sim.prices.profile import SCHEMA, ContentionFit, Profile
+from pdvsim.sim.prices.profile import SCHEMA, ContentionFit, HostCost, Profile
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -28,8 +28,7 @@ from pdvsim.calibration.validate.bench import drafts_of
 from pdvsim.sim.limits import MAX_DATA_BYTES
 from pdvsim.sim.models.specs import GpuSpec, Pair
 from pdvsim.sim.prices.forward import ForwardTerms
-from pdvsim.sim.prices.host import HostCost
-from pdvsim.sim.prices.profile import SCHEMA, Profile
+from pdvsim.sim.prices.profile import SCHEMA, HostCost, Profile
 from pdvsim.sim.prices.reach import Reach
 from pdvsim.sim.reading import error_text, quoted, read_bytes
 from pdvsim.sim.workload.own import bench_document

@@ -23,7 +23,7 @@ from pdvsim.sim.prices.cards import GPUS, check_figures, gpu, typed
 from pdvsim.sim.prices.collectives import BAR, with_collectives
 from pdvsim.sim.prices.costs import CostModel, LookupCosts, cost_model, widest_draft
 from pdvsim.sim.prices.forward import REQUIRED, TIME, ForwardSeconds, ForwardTerms, interpolate
-from pdvsim.sim.prices.host import HostCost
+from pdvsim.sim.prices.host import HostCost as HostCost
 from pdvsim.sim.prices.links import LINKS, LinkSpec
 from pdvsim.sim.prices.power import PowerFit
 from pdvsim.sim.prices.reach import Reach, Reaches
