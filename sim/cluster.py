@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 import numpy as np
 from simpy.events import Event
 
-from pdvsim.sim.assembly import ServerParts, link_of, make_controller, models_of, side_profile
+from pdvsim.sim.assembly import ServerParts, make_controller, models_of, side_profile
 from pdvsim.sim.config import SHARDED, Experiment, Sides
 from pdvsim.sim.core import LOOKED_UP, Request
 from pdvsim.sim.engines import ENGINES
@@ -132,7 +132,8 @@ class Cluster:
         self._late_s = _drawn(np.random.default_rng([experiment.traffic.seed, 8]), 2 * self._host_times.request_s)
         for replica in range(experiment.hardware.replicas):
             if experiment.sides is None:
-                ranks = self._ranks(replica)
+                kind: type[Policy] = policy_of(experiment.arch)
+                ranks = self._engine(kind, self.parts, replica)
                 self.servers += ranks
                 self.fronts.append([*ranks])
                 self.prompt_caches.append([rank.kv for rank in ranks])
@@ -146,54 +147,32 @@ class Cluster:
         """Bytes per second of each GPU of a server, or of each of its data-parallel ranks."""
         return [gpu.bytes_per_s for gpu in self.gpus[: len(self.gpus) // self.experiment.hardware.replicas]]
 
-    def _ranks(self, replica: int) -> list[Policy]:
-        """The data-parallel ranks of a server; one alone is the whole server."""
-        size, waits = self.experiment.hardware.data_parallel_size, self.experiment.server
+    def _engine(self, kind: type[AnyPolicy], parts: ServerParts, replica: int, first: int = 0) -> list[AnyPolicy]:
+        """The data-parallel ranks of an engine, mostly one, each with its host; its GPUs are numbered from `first`."""
+        size, waits = parts.experiment.hardware.data_parallel_size, parts.experiment.server
         group = RankGroup(self.env) if size > 1 else None
-        ranks = [self._server(replica, rank, group) for rank in range(size)]
+        ranks = [self._started(kind, parts, replica, first + number, group) for number in range(size)]
         if group is not None and waits.attention_dp_timeout_iters is not None:
             gate = AllRanks(group, ranks, waits.attention_dp_timeout_iters, waits.attention_dp_batching_wait_iters)
             for policy in ranks:
                 policy.gate = gate
         return ranks
 
-    def _server(self, replica: int, rank: int, group: RankGroup | None) -> Policy:
-        """A server, or one of its ranks."""
-        placement, target, host = self.experiment.placement, self.experiment.pair.target, self._host(replica)
-        gpus = [self._gpu(self.parts, at, host, replica, at + rank, group) for at in range(placement.gpus)]
-        device: Device = gpus[0]
-        if len(gpus) > 1:
-            self.fabrics.append(fabric := Fabric(link_of(self.experiment), placement.gpus))
-            device = Node(self.env, host, gpus, placement, fabric, target.kv_bytes_per_token, target.kept_bytes)
-        kind: type[Policy] = policy_of(self.experiment.arch)
-        return self._started(kind, self.parts, device)
-
     def _disaggregated(self, replica: int, sides: Sides) -> Disaggregated:
         """Engines that prefill and engines that decode, and the ports between them."""
         hardware, (prefills, decodes) = self.experiment.hardware, self.experiment.hardware.groups()
-        parts = ServerParts(
-            sides.prefill, side_profile(self.experiment, sides.prefill, self.parts.profile), self.parts.end
-        )
-        prefill = self._engines(PrefillEngine, parts, replica, prefills, 0)
-        decode = self._engines(DecodeEngine, self.parts, replica, decodes, len(prefill))
+        profile = side_profile(self.experiment, sides.prefill, self.parts.profile)
+        parts = ServerParts(sides.prefill, profile, self.parts.end)
+        prefill, decode = list[PrefillEngine](), list[DecodeEngine]()
+        for _ in range(prefills):
+            prefill += self._engine(PrefillEngine, parts, replica, len(prefill))
+        for _ in range(decodes):
+            decode += self._engine(DecodeEngine, self.parts, replica, len(prefill) + len(decode))
         self.servers += [*decode, *prefill]
         link = LINKS[hardware.kv_link or hardware.link]
         self.fabrics.append(fabric := Fabric(link, len(prefill) + len(decode)))
         shipping = shipping_of(self.experiment, sides, fabric, self.parts.profile.handover_s)
         return Disaggregated(prefill, decode, shipping, hardware.router == "prefix-aware")
-
-    def _engines(
-        self, kind: type[AnyPolicy], parts: ServerParts, replica: int, count: int, first: int
-    ) -> list[AnyPolicy]:
-        """`count` engines of one kind, or all of their data-parallel ranks; GPUs are numbered from `first` on."""
-        size = parts.experiment.hardware.data_parallel_size
-        engines: list[AnyPolicy] = []
-        for _ in range(count):
-            group = RankGroup(self.env) if size > 1 else None
-            for _ in range(size):
-                device = self._gpu(parts, 0, self._host(replica), replica, first + len(engines), group)
-                engines.append(self._started(kind, parts, device))
-        return engines
 
     def _host(self, replica: int) -> SimulatedHost:
         if (spans := self.log.host) is None:
@@ -217,8 +196,16 @@ class Cluster:
         self.gpus.append(gpu)
         return gpu
 
-    def _started(self, kind: type[AnyPolicy], parts: ServerParts, device: Device) -> AnyPolicy:
-        """A policy with its processes under way."""
+    def _started(
+        self, kind: type[AnyPolicy], parts: ServerParts, replica: int, first: int, group: RankGroup | None
+    ) -> AnyPolicy:
+        """A policy with its processes under way: a server, or one of its ranks."""
+        placement, target, host = parts.experiment.placement, parts.experiment.pair.target, self._host(replica)
+        gpus = [self._gpu(parts, at, host, replica, first + at, group) for at in range(placement.gpus)]
+        device: Device = gpus[0]
+        if len(gpus) > 1:
+            self.fabrics.append(fabric := Fabric(LINKS[parts.experiment.hardware.link], placement.gpus))
+            device = Node(self.env, host, gpus, placement, fabric, target.kv_bytes_per_token, target.kept_bytes)
         context = Context(
             env=self.env,
             device=device,

@@ -20,9 +20,10 @@ from typing import Any, NamedTuple
 
 from pdvsim.bench.pool import Row
 from pdvsim.bench.stats import Interval, interval
-from pdvsim.sim.assembly import ServerParts, link_of, profile_of
+from pdvsim.sim.assembly import ServerParts, profile_of
 from pdvsim.sim.config import Experiment, Hardware
 from pdvsim.sim.prices.composed import ComposedProfile
+from pdvsim.sim.prices.links import LINKS
 from pdvsim.sim.trust import errors_of, groups
 
 PERCENTS = {"median": 50.0, "p90": 90.0, "p95": 95.0, "p99": 99.0}
@@ -79,7 +80,7 @@ def lead_error(experiment: Experiment, metric: str) -> float:
     if isinstance(profile, ComposedProfile) and profile.error is not None:
         return max(off, profile.error.ratio)
     # of both models: even if it does not draft, others do
-    known = profile.covering(pair, link_of(experiment))
+    known = profile.covering(pair, LINKS[experiment.hardware.link])
     if experiment.hardware.cards:
         off = max(off, ServerParts(experiment).bar)
     return max(off, *(known.bar(model) for model in (pair.draft, pair.target)))
