@@ -89,6 +89,11 @@ def of(*given: str, without: Sequence[str] = (), **values: Any) -> Of:
     return Of(given, tuple(without), tuple(among))
 
 
+def no_effect(name: str, belongs: Iterable[Of]) -> str:
+    """The refusal of an option of which no choice is made."""
+    return f"{flag_of(name)} has no effect here: it belongs to {'; or '.join(map(str, belongs))}"
+
+
 def either(names: Iterable[str]) -> str:
     """Names as a choice: a, b or c."""
     *others, last = names

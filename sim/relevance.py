@@ -12,16 +12,17 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from functools import cache, lru_cache, partial
+from itertools import chain
 from typing import Any
 
-from pdvsim.sim.config import BY_SEED, DEFAULTS, GROUPS, TRACES, Experiment, Hardware, Scoring, Server, Traffic
+from pdvsim.sim.config import BY_SEED, DEFAULTS, GROUPS, TRACES, Experiment, Hardware, Scoring, Server
 from pdvsim.sim.core import LOOKED_UP
 from pdvsim.sim.engines import ENGINES
 from pdvsim.sim.engines.served import unknown_head
-from pdvsim.sim.limits import Fact, Of, flag_of, hints_of, of
+from pdvsim.sim.limits import Fact, Of, hints_of, no_effect, of
 from pdvsim.sim.models.names import Doubt, Note
 from pdvsim.sim.models.presets import HEADS, pair, same_vocabulary
 from pdvsim.sim.policies import ARCHS, policy_of
@@ -73,17 +74,15 @@ RULES: dict[str, Callable[[Experiment], bool]] = {
 
 @cache
 def choices() -> dict[str, tuple[Of, ...]]:
-    """The options that act only in some experiments, with the choices that their fields state."""
+    """The options that act only in some experiments, with the choices that their fields state.
+
+    Those of which policies alone say that they act belong to their architectures.
+    """
     stated = {name: marks for kind in GROUPS.values() for name, (_, marks) in hints_of(kind).items()}
     belongs = {name: tuple(mark for mark in marks if isinstance(mark, Of)) for name, marks in stated.items()}
-    return {name: any_of for name, any_of in belongs.items() if any_of}
-
-
-@cache
-def own_options() -> dict[str, tuple[Of, ...]]:
-    """The options that policies name as their own, with their architectures; those whose fields state more left out."""
-    named = sorted({name for arch in ARCHS for name in policy_of(arch).options} - choices().keys())
-    return {name: (of(arch=tuple(arch for arch in ARCHS if name in policy_of(arch).options)),) for name in named}
+    archs = {name: [arch for arch in ARCHS if name in policy_of(arch).options] for name in stated}
+    own = {name: (of(arch=tuple(those)),) for name, those in archs.items() if those}
+    return own | {name: any_of for name, any_of in belongs.items() if any_of}
 
 
 def is_given(experiment: Experiment, name: str) -> bool:
@@ -93,24 +92,28 @@ def is_given(experiment: Experiment, name: str) -> bool:
 
 def acts(experiment: Experiment, name: str) -> bool:
     """Return whether an option may have an effect: one of the choices that it belongs to is made."""
-    if name in own_options():
+    belongs = choices()[name]
+    if "arch" in dict(belongs[0].values):  # also of a policy of the user's own
         return name in policy_of(experiment.arch).options
-    return any(choice.chosen(partial(is_given, experiment), experiment.setting) for choice in choices()[name])
+    return any(choice.chosen(partial(is_given, experiment), experiment.setting) for choice in belongs)
 
 
 def idle(experiment: Experiment) -> dict[str, Any]:
     """The options that are given and have no effect, with their defaults."""
-    given = (name for name in own_options() | choices() if is_given(experiment, name))
+    given = (name for name in choices() if is_given(experiment, name))
     return {name: DEFAULTS[name] for name in given if not acts(experiment, name)}
 
 
 def refuse_idle(experiments: Sequence[Experiment]) -> None:
     """A ValueError of one line for an option that acts in none of the experiments that set it."""
-    for name, belongs in (own_options() | choices()).items():
+    for name, belongs in choices().items():
         setting = [e for e in experiments if is_given(e, name) and not _brought(e, name)]
         if setting and not any(acts(e, name) for e in setting):
-            raise ValueError(f"{flag_of(name)} has no effect here: it belongs to {'; or '.join(map(str, belongs))}")
-    _check_rates(experiments)
+            raise ValueError(no_effect(name, belongs))
+    for experiment in experiments:
+        rates, k = experiment.acceptance.synthetic_acceptance_rates, experiment.server.longest_draft
+        if rates and experiment.has_drafter and len(rates) < k:
+            raise ValueError(f"--synthetic-acceptance-rates gives {len(rates)} positions; drafts have up to {k}")
 
 
 def _brought(experiment: Experiment, name: str) -> bool:
@@ -124,14 +127,6 @@ def applicable(experiment: Experiment) -> Experiment:
     while dropped := idle(experiment):
         experiment = experiment.with_settings(**dropped)  # a dropped option may be what another needs
     return experiment
-
-
-def _check_rates(experiments: Iterable[Experiment]) -> None:
-    """Refuse rates per position that end before the longest draft."""
-    for experiment in experiments:
-        rates, k = experiment.acceptance.synthetic_acceptance_rates, experiment.server.longest_draft
-        if rates and experiment.has_drafter and len(rates) < k:
-            raise ValueError(f"--synthetic-acceptance-rates gives {len(rates)} positions; drafts have up to {k}")
 
 
 # likely mistakes ------------------------------------------------------------------------------------------------------
@@ -151,75 +146,59 @@ def vet(experiments: Iterable[Experiment]) -> None:
     warn(given)
 
 
-def warn(experiments: Iterable[Experiment]) -> None:
+def warn(experiments: Sequence[Experiment]) -> None:
     """Say what is doubtful about the experiments, each thing once."""
-    notes: dict[str, type[Note]] = {}
-    for experiment in experiments:
-        notes |= dict.fromkeys(_columns(experiment.traffic), Note)
-        notes |= dict.fromkeys(_linked(experiment.hardware), Doubt)
-        notes |= dict.fromkeys((*_unlike(experiment), *_hypothetical(experiment)), Doubt)
-        if policy_of(experiment.arch).speculates:
-            with suppress(ValueError):  # a name or file that is refused is refused in its place
-                hardware = experiment.hardware
-                shards = hardware.tensor_parallel_size, hardware.draft_tensor_parallel_size
-                notes |= dict.fromkeys(_pair(experiment.server.pair, hardware.gpu, hardware.profile, *shards), Doubt)
-    for text, kind in notes.items():
-        warnings.warn(text, kind, stacklevel=2)
+    kinds: tuple[tuple[type[Note], Callable[[Experiment], Iterator[str]]], ...] = ((Note, _columns), (Doubt, _doubts))
+    for kind, texts in kinds:
+        for text in dict.fromkeys(chain.from_iterable(map(texts, experiments))):
+            warnings.warn(text, kind, stacklevel=2)
 
 
-def _columns(traffic: Traffic) -> tuple[str, ...]:
+def _columns(experiment: Experiment) -> Iterator[str]:
     """Notes on the columns of a file: what they were taken for, requests left out, and the window."""
-    path = traffic.dataset_path
+    traffic, path = experiment.traffic, experiment.traffic.dataset_path
     if path is None:
-        return ()
-    from pdvsim.sim.workload.datasets import ESTIMATED
-
+        return
     if traffic.dataset_name not in TRACES:
-        return () if traffic.tokenizer else (f"{path}: {ESTIMATED}",)
+        if not traffic.tokenizer:
+            from pdvsim.sim.workload.datasets import ESTIMATED
+
+            yield f"{path}: {ESTIMATED}"
+        return
     trace, fitting = traffic.trace(), len(traffic.windows().whole)
-    notes, every = list(trace.notes), len(trace.lengths)
+    yield from trace.notes
     if trace.timed and not traffic.use_trace_timestamps and traffic.request_rate < math.inf:
         made = f"arrivals are made at {traffic.request_rate:g} req/s, not the file's (--use-trace-timestamps)"
-        notes.append(f"{path}: {made}")
-    if left_out := every - fitting:
-        most = traffic.longest_request
-        text = f"{left_out} of {every} requests have more than {most} tokens and are excluded (--max-model-len)"
-        notes.append(f"{path}: {text}")
+        yield f"{path}: {made}"
+    if left_out := len(trace.lengths) - fitting:
+        most = f"more than {traffic.longest_request} tokens and are excluded (--max-model-len)"
+        yield f"{path}: {left_out} of {len(trace.lengths)} requests have {most}"
     if fitting and traffic.use_trace_timestamps and (number := traffic.window_number()) is not None:
         windows = traffic.windows()
         if len(windows.parts) > 1:
             busy = f"; seeds use the busiest {len(windows.busy)} in turn" if traffic.window == BY_SEED else ""
-            notes.append(f"{path}: {windows.described(number)}{busy}")
-    return tuple(notes)
+            yield f"{path}: {windows.described(number)}{busy}"
 
 
-def _linked(hardware: Hardware) -> tuple[str, ...]:
-    """A group of cards over a link that they do not have."""
-    cards = hardware.cards or (hardware.gpu,)
-    without = [card for card in cards if card in NO_NVLINK]
-    alone = hardware.tensor_parallel_size == hardware.data_parallel_size == 1
-    if alone or hardware.link != "nvlink4" or not without:
-        return ()
-    return (f"{without[0]} has no NVLink, which the default --link assumes: give --link pcie4",)
-
-
-def _hypothetical(experiment: Experiment) -> tuple[str, ...]:
-    """What no engine has: lanes, or a head that nobody published."""
-    engine, doubts = experiment.hardware.predicted_engine, list[str]()
+def _doubts(experiment: Experiment) -> Iterator[str]:
+    """Likely mistakes and hypotheses: links and engines that do not exist, drafters that do not fit."""
+    hardware, server, engine = experiment.hardware, experiment.server, experiment.hardware.predicted_engine
+    shards, kind = (hardware.tensor_parallel_size, hardware.draft_tensor_parallel_size), server.drafted_by
+    without = [card for card in hardware.cards or (hardware.gpu,) if card in NO_NVLINK]
+    if without and hardware.link == "nvlink4" and max(shards[0], hardware.data_parallel_size) > 1:
+        yield f"{without[0]} has no NVLink, which the default --link assumes: give --link pcie4"
+    measured = experiment.acceptance.acceptance_model or ""
+    with_drafter = measured.rpartition("-")[2]
+    looked_up = with_drafter in LOOKED_UP or kind in LOOKED_UP
+    if measured and experiment.has_drafter and with_drafter != kind and looked_up:
+        yield f"--acceptance-model {measured} was not measured with --drafter {kind}, whose acceptance differs"
     if engine != "pdvsim" and not SERVED.issuperset([experiment.arch]) and experiment.sides is None:
-        doubts.append(f"{experiment.arch} with the kernels of {engine} is a hypothesis: {engine} cannot serve it")
-    if experiment.speculates and experiment.server.drafted_by in HEADS and (why := unknown_head(experiment)):
-        doubts.append(f"hypothetical: {why}")
-    return tuple(doubts)
-
-
-def _unlike(experiment: Experiment) -> tuple[str, ...]:
-    """Acceptance that was measured with another drafter than the one that drafts."""
-    kind, name = experiment.server.drafted_by, experiment.acceptance.acceptance_model or ""
-    own = name.rpartition("-")[2]  # the drafter it was measured with
-    if not experiment.has_drafter or not name or own == kind or (own not in LOOKED_UP and kind not in LOOKED_UP):
-        return ()
-    return (f"--acceptance-model {name} was not measured with --drafter {kind}, whose acceptance differs",)
+        yield f"{experiment.arch} with the kernels of {engine} is a hypothesis: {engine} cannot serve it"
+    if experiment.speculates and kind in HEADS and (why := unknown_head(experiment)):
+        yield f"hypothetical: {why}"
+    if policy_of(experiment.arch).speculates:
+        with suppress(ValueError):  # a name or file that is refused is refused in its place
+            yield from _pair(server.pair, hardware.gpu, hardware.profile, *shards)
 
 
 def _check_levels(scoring: Scoring) -> None:

@@ -29,7 +29,7 @@ from typing import Any, Literal, TypeVar, Union, get_args, get_origin
 from pdvsim.common.presets import preset_settings
 from pdvsim.common.spelling import nearest, other_spellings
 from pdvsim.sim.config import GROUPS
-from pdvsim.sim.limits import Of, flag_of, hints_of
+from pdvsim.sim.limits import Of, flag_of, hints_of, no_effect
 from pdvsim.sim.policies import named
 
 T = TypeVar("T")
@@ -171,7 +171,7 @@ def _refuse_elsewhere(known: Mapping[str, Option], values: Mapping[str, Any]) ->
         if not belongs or option.owner in GROUPS.values() or not is_given(name):
             continue
         if not any(choice.chosen(is_given, values.__getitem__) for choice in belongs):
-            raise ValueError(f"{option.flag} has no effect here: it belongs to {'; or '.join(map(str, belongs))}")
+            raise ValueError(no_effect(name, belongs))
 
 
 def by_name(given: Mapping[str, Any], known: Collection[str], unknown: str) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from pdvsim.decide.space import Space
 from pdvsim.sim.config import DEFAULTS, GROUP_OF, Acceptance, Arch, Experiment, Hardware, Server, Traffic
 from pdvsim.sim.limits import Fact, flag_of
 from pdvsim.sim.policies import ARCHS
-from pdvsim.sim.relevance import RULES, Doubt, applicable, choices, idle, own_options
+from pdvsim.sim.relevance import RULES, Doubt, applicable, choices, idle
 from pdvsim.sim.run import simulate
 
 SMALL = Traffic("random", num_prompts=4, input_len=32, output_len=8, request_rate=50.0)
@@ -38,7 +38,7 @@ def changed(name: str, experiment: Experiment) -> Experiment:
 
 READ = ("tokenizer", "acceptance_trace", "dataset_path", "use_trace_timestamps", "cards")  # wherever they are given
 GUESSED = ("acceptance_rate", "acceptance_concentration")
-EVERY = choices() | own_options()
+EVERY = choices()
 
 
 def test_a_choice_is_made_of_options_and_facts() -> None:
