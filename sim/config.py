@@ -33,6 +33,7 @@ __all__ = [
 Arch = str  # a name of the table in `policies`, or a policy of the user's own as file.py:Class
 
 LEVEL_MS, PERCENT = Range(0, 1e9), Range(1, 99.99)  # of a service level
+LEAST_MS = {"ttft": 5.0, "tpot": 1.0, "e2el": 50.0}  # levels below these were meant in seconds
 WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".onnx", ".h5", ".msgpack")  # gigabytes, of no tokenizer
 
 
@@ -80,7 +81,7 @@ class Scoring:
         for text in self.goodput:
             name, _, value = text.partition(":") if ":" in text else text.partition("=")
             percentile, _, metric = name.rpartition("_")
-            if metric not in ("ttft", "tpot", "e2el") or not re.fullmatch(r"(p\d+(\.\d+)?)?", percentile):
+            if metric not in LEAST_MS or not re.fullmatch(r"(p\d+(\.\d+)?)?", percentile):
                 known = "ttft, tpot, e2el, or with a percentile, p99_ttft"
                 raise ValueError(f"goodput: unknown metric {name!r} in {text!r}; known: {known}")
             try:
@@ -88,6 +89,9 @@ class Scoring:
             except ValueError:
                 raise ValueError(f"goodput: {text!r} must be metric:milliseconds, e.g. ttft:500") from None
             check(f"goodput {name}", level_ms, LEVEL_MS)
+            if 0 < level_ms < LEAST_MS[metric]:
+                meant = f"if seconds are meant, give {name}:{level_ms * 1e3:g}"
+                raise ValueError(f"--goodput {text} is {level_ms:g} milliseconds: {meant}")
             percent = float(percentile[1:]) if percentile else None
             if percent is not None:
                 check(f"goodput {name}: the percentile", percent, PERCENT)

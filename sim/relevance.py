@@ -18,7 +18,7 @@ from functools import cache, lru_cache, partial
 from itertools import chain
 from typing import Any
 
-from pdvsim.sim.config import BY_SEED, DEFAULTS, GROUPS, TRACES, Experiment, Hardware, Scoring, Server
+from pdvsim.sim.config import BY_SEED, DEFAULTS, GROUPS, TRACES, Experiment, Hardware, Server
 from pdvsim.sim.core import LOOKED_UP
 from pdvsim.sim.engines import ENGINES
 from pdvsim.sim.engines.served import unknown_head
@@ -30,7 +30,6 @@ from pdvsim.sim.prices.cards import NO_NVLINK, gpu
 from pdvsim.sim.prices.options import SERVED
 from pdvsim.sim.workload.asked import usual_acceptance
 
-LEAST_MS = {"ttft": 5.0, "tpot": 1.0, "e2el": 50.0}  # service levels below these were meant in seconds
 COMPARED_CONTEXT = 512  # cached tokens of the draft and target steps compared
 SERIAL_PRIORITIES = (("serial", "none"), ("serial", "dynamic"))  # which act without sharing
 RECORDED = ("acceptance_model", "synthetic_acceptance_rates")  # options that a drafter may bring
@@ -141,8 +140,6 @@ def vet(experiments: Iterable[Experiment]) -> None:
         if hardware.profile in (None, "roofline"):  # of a profile's own card the name may be any
             gpu(hardware.gpu)
     refuse_idle(given)
-    for scoring in dict.fromkeys(experiment.scoring for experiment in given):
-        _check_levels(scoring)
     warn(given)
 
 
@@ -199,17 +196,6 @@ def _doubts(experiment: Experiment) -> Iterator[str]:
     if policy_of(experiment.arch).speculates:
         with suppress(ValueError):  # a name or file that is refused is refused in its place
             yield from _pair(server.pair, hardware.gpu, hardware.profile, *shards)
-
-
-def _check_levels(scoring: Scoring) -> None:
-    """Refuse levels that are so short that seconds must be meant."""
-    for given, level in zip(scoring.goodput, scoring.levels(), strict=True):
-        ms = level.seconds * 1e3
-        if 0 < ms < LEAST_MS[level.metric]:
-            name = given.partition(":")[0]
-            raise ValueError(
-                f"--goodput {given} is {ms:g} milliseconds: if seconds are meant, give {name}:{ms * 1e3:g}"
-            )
 
 
 @lru_cache
