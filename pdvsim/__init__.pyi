@@ -184,9 +184,9 @@ def capacity(
     """
 
 def draft_table(
-    *, preset: Literal['pd-verify'] | None = ..., acceptance_from: str | PathLike[str] | None = ..., max_k: int | None
-    = ..., against: int | None = ..., engine: Literal['vllm', 'sglang', 'tensorrt-llm'] = ..., indifference: float =
-    ..., num_runs: int = ..., jobs: int | None = ..., dataset_name: Literal['random', 'prefix_repetition', 'sharegpt',
+    *, preset: Literal['pd-verify'] | None = ..., acceptance_from: str | PathLike[str] | None = ..., num_runs: int =
+    ..., jobs: int | None = ..., max_k: int | None = ..., against: int | None = ..., engine: Literal['vllm', 'sglang',
+    'tensorrt-llm'] = ..., indifference: float = ..., dataset_name: Literal['random', 'prefix_repetition', 'sharegpt',
     'custom', 'azure', 'burstgpt', 'mooncake'] = ..., dataset_path: str | PathLike[str] | None = ..., tokenizer: str |
     PathLike[str] | None = ..., max_model_len: int | None = ..., num_prompts: int | None = ..., columns: str |
     PathLike[str] | Sequence[str | PathLike[str]] = ..., input_len: int | None = ..., output_len: int | None = ...,
@@ -331,8 +331,8 @@ def run(
     """
 
 def speedup(
-    *, preset: Literal['pd-verify'] | None = ..., acceptance_from: str | PathLike[str] | None = ..., concurrency: int |
-    Sequence[int] = ..., num_runs: int = ..., jobs: int | None = ..., dataset_name: Literal['random',
+    *, preset: Literal['pd-verify'] | None = ..., acceptance_from: str | PathLike[str] | None = ..., num_runs: int =
+    ..., jobs: int | None = ..., concurrency: int | Sequence[int] = ..., dataset_name: Literal['random',
     'prefix_repetition', 'sharegpt', 'custom', 'azure', 'burstgpt', 'mooncake'] = ..., dataset_path: str |
     PathLike[str] | None = ..., tokenizer: str | PathLike[str] | None = ..., max_model_len: int | None = ...,
     num_prompts: int | None = ..., columns: str | PathLike[str] | Sequence[str | PathLike[str]] = ..., input_len: int |

@@ -21,9 +21,9 @@ from pdvsim.view.run import Run as Run
 COMMANDS = {  # whose options are a function's keywords; imported with the function
     "advise": "advise.AdviseCommand",
     "capacity": "capacity.CapacityCommand",
-    "draft_table": "draft_table.DraftTableCommand",
+    "draft_table": "drafting.DraftTableCommand",
     "run": "run.AskedExperiment",
-    "speedup": "speedup.SpeedupCommand",
+    "speedup": "drafting.SpeedupCommand",
     "sweep": "sweep.SweepCommand",
     "traffic": "traffic.TrafficCommand",
     "validate": "validate.Comparison",

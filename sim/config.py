@@ -22,6 +22,7 @@ from pdvsim.sim.models.specs import Pair
 from pdvsim.sim.policies import archs_where, base_arch, file_of, policy_of
 from pdvsim.sim.policies.options import ControllerName, KvPolicy, Server
 from pdvsim.sim.prices.options import Hardware, Host
+from pdvsim.sim.workload.asked import usual_acceptance
 from pdvsim.sim.workload.options import ACCEPTANCE_MODELS, BY_SEED, OPEN, TRACES, Acceptance, Dataset, Traffic
 
 __all__ = [
@@ -121,14 +122,22 @@ class Experiment:
     scoring: Scoring = field(default_factory=Scoring)
 
     def __str__(self) -> str:
-        """Settings that differ from the defaults in one line: the keywords of `pdvsim.run`."""
+        """The keywords of `pdvsim.run` that run it, in one line."""
+        return ", ".join(f"{name}={value!r}" for name, value in {"arch": self.arch, **self.given()}.items())
+
+    def given(self, real: bool = False) -> dict[str, Any]:
+        """The options that `pdvsim run`, or `realrun`, needs to run it: those with another value than it would take."""
         marks = {name: marks for kind in GROUPS.values() for name, (_, marks) in hints_of(kind).items()}
-        given = {name: self.setting(name) for name in GROUP_OF if "internal" not in marks[name]}
-        if self.hardware.serving([self.arch]) != self.hardware:  # what `run` would predict otherwise
+        names = (name for name in GROUP_OF if "internal" not in marks[name])
+        given = {name: value for name in names if (value := self.setting(name)) != DEFAULTS[name]}
+        if not real and self.hardware.serving([self.arch]) != self.hardware:  # what `run` would predict otherwise
             given["engine"] = "pdvsim"
-        own = {"max_num_batched_tokens"} if self.hardware.engine else set()  # an engine has its own default
-        changed = [f"{name}={value!r}" for name, value in given.items() if value != DEFAULTS[name] or name in own]
-        return ", ".join([f"arch={self.arch!r}", *changed])
+        if not real and self.hardware.engine:  # which has its own default
+            given["max_num_batched_tokens"] = self.server.max_num_batched_tokens
+        usual = usual_acceptance(self.server.pair, self.traffic)
+        if self.acceptance == Acceptance() != usual and self.has_drafter:  # else the recorded one is taken
+            given["acceptance_rate"] = self.acceptance.acceptance_rate
+        return given
 
     def setting(self, name: str) -> Any:
         """The value of a field of one of its groups."""

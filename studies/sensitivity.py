@@ -14,7 +14,7 @@ from dataclasses import replace
 import numpy as np
 
 from pdvsim.calibration.validate.served import METRICS, read_runs
-from pdvsim.cli.validate.base import shipped
+from pdvsim.cli.validate.runs import shipped
 from pdvsim.sim.assembly import covering_profile
 from pdvsim.sim.metrics.summary import summarise
 from pdvsim.sim.relevance import applicable

@@ -212,7 +212,7 @@ def folder(tmp_path: Path, measured: Path, monkeypatch: pytest.MonkeyPatch, bloc
         (tmp_path / name).write_text(text, encoding="utf-8")
     (tmp_path / "calibration").symlink_to(measured)
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("pdvsim.cli.validate.base.shipped", lambda: [measured / "data" / "h200" / "runs.jsonl"])
+    monkeypatch.setattr("pdvsim.cli.validate.runs.shipped", lambda: [measured / "data" / "h200" / "runs.jsonl"])
     return tmp_path
 
 

@@ -19,7 +19,7 @@ from pdvsim.common.version import __version__
 if TYPE_CHECKING:
     from pdvsim.cli.command import Command
 
-GROUPS = {  # name, also of its module: one line of help
+GROUPS = {  # name, mostly also of its module: one line of help
     "decide": {
         "advise": "recommend a setup for a load: pdvsim advise --request-rate 8 --goodput ttft:500 tpot:50",
         "capacity": "find the highest rate of each architecture: pdvsim capacity --goodput ttft:500 tpot:50",
@@ -47,13 +47,14 @@ GROUPS = {  # name, also of its module: one line of help
     },
     "published": {"reproduce": "simulate the published PD-Verify tables: pdvsim reproduce poisson-30s"},
 }
+SHARED = {"compare": "validate.bench", "draft-table": "drafting", "speedup": "drafting"}  # modules of several commands
 COMMANDS = {name: line for group in GROUPS.values() for name, line in group.items()}
 
 
 def command_class(command: str) -> type[Command]:
     """The dataclass of a command: DraftTableCommand of draft-table."""
-    name, module = command.title().replace("-", ""), import_module(f"pdvsim.cli.{command.replace('-', '_')}")
-    kind: type[Command] = getattr(module, f"{name}Command")
+    module = import_module(f"pdvsim.cli.{SHARED.get(command, command)}")
+    kind: type[Command] = getattr(module, f"{command.title().replace('-', '')}Command")
     return kind
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
@@ -20,7 +20,11 @@ from pdvsim.view.report import page
 from pdvsim.view.report.document import build
 from pdvsim.view.run import Run
 
-SET_BY_SESSION = ("arch", "num_prompts", "metric_percentiles")
+SET_BY_SESSION = ("num_prompts", "metric_percentiles")
+
+
+def _flags(experiment: Experiment) -> Iterable[str]:
+    return flags_of({n: value for n, value in experiment.given(real=True).items() if n not in SET_BY_SESSION})
 
 
 def command_lines(
@@ -28,11 +32,11 @@ def command_lines(
 ) -> str:
     """Commands that repeat a session, and changes that no command line can repeat."""
     live = ["pdvsim", "live", "--arch", ",".join(setup.archs)]
-    begun = [*live, *flags_of(setup.base, Experiment(), SET_BY_SESSION)]
+    begun = [*live, *_flags(setup.base)]
     if not actions:
         runs = [command_line("pdvsim run", e) for e in experiments]
         return "\n".join(["No setting was changed. To repeat the session:", shlex.join(begun), *runs])
-    present = [*live, *flags_of(knobs.applied_to(setup.base), Experiment(), SET_BY_SESSION)]
+    present = [*live, *_flags(knobs.applied_to(setup.base))]
     lines = ["Settings at the start:", shlex.join(begun), "Settings at the end:", shlex.join(present)]
     lines.append(f"Changes up to {now_s:.2f} s, which a command line cannot repeat (full precision: session.json):")
     before = Knobs.of(setup.base)

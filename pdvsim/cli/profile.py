@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 from pdvsim.cli.command import Command
 from pdvsim.common.commandline import flags_of
 from pdvsim.common.console import say
+from pdvsim.common.options import options
 from pdvsim.common.progress import Progress
 from pdvsim.profiler.options import Options
 from pdvsim.sim.limits import of
@@ -54,10 +55,12 @@ class ProfileCommand(Command, Options):
         from pdvsim.realrun.engine.arch import preset
 
         folder = check_folder(Path(self.output))
-        command = shlex.join(["pdvsim", "profile", *flags_of(self, ProfileCommand(list_=True), ["list_"])])
-        options = replace(self, models=tuple(models), pairs=tuple(pairs), output=str(folder), command=command)
+        given = {name: getattr(self, name) for name in options(ProfileCommand)}
+        changed = {name: value for name, value in given.items() if value != options(ProfileCommand)[name].default}
+        command = shlex.join(["pdvsim", "profile", *flags_of(changed)])
+        measured = replace(self, models=tuple(models), pairs=tuple(pairs), output=str(folder), command=command)
         lines: list[str] = []
-        profiler = Profiler(options, preset, lines.append)
+        profiler = Profiler(measured, preset, lines.append)
         failed: list[str] = []
         interrupted = False
         try:

@@ -9,18 +9,17 @@ import shlex
 import sys
 import textwrap
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import MISSING, is_dataclass, replace
+from dataclasses import MISSING, replace
 from functools import cache, partial
 from shutil import get_terminal_size
 from typing import Any, NoReturn, TypeVar
 
 from pdvsim.common.options import Option, build, by_name, converted, groups_of, kinds_of, options
 from pdvsim.common.spelling import nearest, other_spellings
-from pdvsim.sim.config import DEFAULTS, GROUPS, Acceptance, Experiment, Server
-from pdvsim.sim.limits import Of, flag_of, hints_of
+from pdvsim.sim.config import DEFAULTS, GROUPS, Experiment
+from pdvsim.sim.limits import Of, flag_of
 from pdvsim.sim.policies import file_of
 from pdvsim.sim.reading import error_text, read_toml
-from pdvsim.sim.workload.asked import usual_acceptance
 
 T = TypeVar("T")
 LONG_VALUES = 80  # letters
@@ -105,17 +104,12 @@ def _parser(command: type) -> _Parser:
     return parser
 
 
-def flags_of(config: Any, default: Any, leave_out: Collection[str] = ()) -> Iterator[str]:
-    """The flags by which two configurations differ; fields without an option are ignored."""
-    kind: type = type(config)
-    for name, (_, marks) in hints_of(kind).items():
-        value, usual = getattr(config, name), getattr(default, name)
-        if is_dataclass(value):
-            yield from flags_of(value, usual, leave_out)
-        elif name not in leave_out and value != usual and "internal" not in marks:
-            yield flag_of(name if value is not False else f"no_{name}")
-            if not isinstance(value, bool):
-                yield from map(_text, value if isinstance(value, tuple) else (value,))
+def flags_of(given: Mapping[str, Any]) -> Iterator[str]:
+    """The words of a command line with these options."""
+    for name, value in given.items():
+        yield flag_of(name if value is not False else f"no_{name}")
+        if not isinstance(value, bool):
+            yield from map(_text, value if isinstance(value, tuple) else (value,))
 
 
 def _text(value: Any) -> str:
@@ -124,16 +118,8 @@ def _text(value: Any) -> str:
 
 def command_line(program: str, experiment: Experiment) -> str:
     """`program` with the flags that run this experiment."""
-    flags = list(flags_of(experiment, Experiment(), leave_out=("arch", "pair")))
-    if program != "realrun" and experiment.hardware.serving([experiment.arch]) != experiment.hardware:
-        flags += ["--engine", "pdvsim"]
-    usual_tokens = Server.max_num_batched_tokens  # of pdvsim's engine; another's are its own by default
-    if program != "realrun" and experiment.hardware.engine and experiment.server.max_num_batched_tokens == usual_tokens:
-        flags += ["--max-num-batched-tokens", str(usual_tokens)]
-    given, usual = experiment.acceptance, usual_acceptance(experiment.server.pair, experiment.traffic)
-    if given == Acceptance() != usual and experiment.has_drafter:  # else the recorded acceptance would be used
-        flags += ["--acceptance-rate", f"{given.acceptance_rate:g}"]
-    return shlex.join([*program.split(), "--arch", experiment.arch, "--pair", experiment.server.pair, *flags])
+    given = {"arch": experiment.arch, "pair": experiment.server.pair} | experiment.given(real=program == "realrun")
+    return shlex.join([*program.split(), *flags_of(given)])
 
 
 def experiment_of(command: str, own_policies: bool = False) -> Experiment:

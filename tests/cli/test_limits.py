@@ -35,21 +35,10 @@ ROOT = Path(cli.__file__).parents[2]
 CONFIGS = ("pdvsim.cli.run", "pdvsim.sim.config", "pdvsim.sim.workload.options", "pdvsim.sim.policies.options",
            "pdvsim.sim.prices.options", "pdvsim.realrun.machine", "pdvsim.cli.realrun",
            "pdvsim.decide.options", *(cli.command_class(name).__module__ for name in cli.COMMANDS),
-           *(f"pdvsim.cli.validate.{name}" for name in ("base", "bench", "launches", "runs", "serve", "servers")),
+           *(f"pdvsim.cli.validate.{name}" for name in ("base", "bench", "runs", "serve", "servers")),
            *(f"pdvsim.decide.{name}" for name in ("capacity", "advice", "draft_table", "winners", "goal",
                                                   "space")))  # fmt: skip
-ANSWERS = {
-    "Advice",
-    "Case",
-    "Capacities",
-    "Bracket",
-    "WinnerMap",
-    "Cell",
-    "Differences",
-    "Border",
-    "DraftTable",
-    "Tier",
-}
+ANSWERS = {"Advice", "Case", "Capacities", "Bracket", "WinnerMap", "Cell", "Differences", "Border", "DraftTable", "Tier"}
 
 
 def numeric(hint: Any) -> bool:

@@ -11,7 +11,7 @@ from fuzzcases import METRICS
 
 from pdvsim.cli.advise import AdviseCommand
 from pdvsim.cli.capacity import CapacityCommand
-from pdvsim.cli.draft_table import DraftTableCommand
+from pdvsim.cli.drafting import DraftTableCommand
 from pdvsim.cli.live import LiveCommand
 from pdvsim.cli.map import MapCommand
 from pdvsim.cli.realrun import RealrunCommand

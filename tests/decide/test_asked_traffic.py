@@ -16,7 +16,7 @@ from pdvsim.bench.inputs import checked
 from pdvsim.bench.length import length_of
 from pdvsim.cli.advise import AdviseCommand
 from pdvsim.cli.capacity import CapacityCommand
-from pdvsim.cli.draft_table import DraftTableCommand
+from pdvsim.cli.drafting import DraftTableCommand
 from pdvsim.cli.map import MapCommand
 from pdvsim.common.options import build
 from pdvsim.decide.advice import Advice

@@ -11,8 +11,7 @@ from dataclasses import dataclass
 from pdvsim.cli.command import Command
 from pdvsim.cli.validate.base import ValidationCommand
 from pdvsim.cli.validate.bench import ValidateBench
-from pdvsim.cli.validate.launches import ValidateLaunches
-from pdvsim.cli.validate.runs import ValidateRuns
+from pdvsim.cli.validate.runs import ValidateLaunches, ValidateRuns
 from pdvsim.cli.validate.serve import ValidateServing
 from pdvsim.cli.validate.servers import ValidateSilicon, ValidateSpeculation
 

@@ -13,7 +13,7 @@ from pdvsim.calibration.validate.bench import BenchedLoad, check_drafter, interv
 from pdvsim.cli.validate.base import Compared, ValidationCommand
 from pdvsim.decide.error import lead_error
 from pdvsim.sim.config import Acceptance, Arch, Experiment, Hardware, Server
-from pdvsim.sim.limits import DraftLength, Paths, Redefined
+from pdvsim.sim.limits import DraftLength, Paths, Placed, Redefined
 from pdvsim.sim.relevance import vet
 from pdvsim.sim.run import simulate
 from pdvsim.view.style import metric_label
@@ -54,6 +54,25 @@ class ValidateBench(BenchedServer):
 
     def answer(self) -> Compared:
         return compare_benches(self.bench, self)
+
+
+@dataclass(frozen=True)
+class CompareCommand(BenchedServer):
+    """Compare two results of `vllm bench serve` of the same load, and with --pair or --model also their simulations."""
+
+    results: Placed[Paths] = field(kw_only=True)
+    """Two results: the second is compared with the first. One without drafts is the first."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if len(self.results) != 2:
+            raise ValueError(f"compare takes two results of `vllm bench serve`, got {len(self.results)}")
+        asked = self.arch, self.num_speculative_tokens, self.acceptance, self.server, self.hardware
+        if self.pair is None and BenchedServer(None, *asked) != BenchedServer():
+            raise ValueError("to simulate these results, name their models: give --model or --pair draft:target")
+
+    def answer(self) -> Compared:
+        return compare_benches(self.results, self)
 
 
 def compare_benches(paths: Sequence[str], server: BenchedServer) -> Compared:
