@@ -22,7 +22,7 @@ COMMANDS = {  # whose options are a function's keywords; imported with the funct
     "advise": "advise.AdviseCommand",
     "capacity": "capacity.CapacityCommand",
     "draft_table": "drafting.DraftTableCommand",
-    "run": "run.AskedExperiment",
+    "run": "run.RunOptions",
     "speedup": "drafting.SpeedupCommand",
     "sweep": "sweep.SweepCommand",
     "traffic": "traffic.TrafficCommand",

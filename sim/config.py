@@ -82,11 +82,11 @@ class Scoring:
         for text in self.goodput:
             name, _, value = text.partition(":") if ":" in text else text.partition("=")
             percentile, _, metric = name.rpartition("_")
-            if metric not in LEAST_MS or not re.fullmatch(r"(p\d+(\.\d+)?)?", percentile):
+            if metric not in LEAST_MS or not re.fullmatch(r"(p\d+(\.\d+)?)?", percentile, re.ASCII):
                 known = "ttft, tpot, e2el, or with a percentile, p99_ttft"
                 raise ValueError(f"goodput: unknown metric {name!r} in {text!r}; known: {known}")
             try:
-                level_ms = float(value)
+                level_ms = float(value if value.isascii() and "_" not in value else "")
             except ValueError:
                 raise ValueError(f"goodput: {text!r} must be metric:milliseconds, e.g. ttft:500") from None
             check(f"goodput {name}", level_ms, LEVEL_MS)

@@ -30,6 +30,8 @@ REFUSED = [  # what the line must name: the option, its value, its limit, or wha
     ("run 8", "unexpected argument '8'"),
     ("run --json=yes", "--json yes"),
     ("run --num-prompts １０", "--num-prompts １０"),
+    ("run --goodput ttft:1_000", "metric:milliseconds"),
+    ("run --arch pd --disaggregate １p１d", "engines of each kind"),
     ("run --arch pdx", "pdx pd? autoregressive"),
     ("run --goodput ttfx:5", "goodput ttfx"),
     ("run --goodput p99_ttft:0.5", "milliseconds p99_ttft:500"),

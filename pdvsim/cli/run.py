@@ -19,7 +19,7 @@ from pdvsim.view.run import Run
 
 
 @dataclass(frozen=True)
-class AskedExperiment(ExperimentOptions, Experiment):
+class RunOptions(ExperimentOptions, Experiment):
     """One run: an architecture, under a load, on a GPU."""
 
     def answer(self) -> Run:
@@ -28,9 +28,9 @@ class AskedExperiment(ExperimentOptions, Experiment):
         from pdvsim.bench.length import long_enough
         from pdvsim.sim.run import simulate
 
-        asked = self.experiment(self.arch)
-        checked(asked)
-        experiment = long_enough(asked)
+        given = self.experiment(self.arch)
+        checked(given)
+        experiment = long_enough(given)
         return Run(simulate(experiment), ends(experiment))
 
 
@@ -38,7 +38,7 @@ class AskedExperiment(ExperimentOptions, Experiment):
 class RunCommand(Command):
     """Simulate one experiment and print its table, in the style of `vllm bench serve`."""
 
-    given: AskedExperiment = field(default_factory=AskedExperiment)
+    given: RunOptions = field(default_factory=RunOptions)
     output: str | None = None
     """Write the result to this file, as JSON with the keys of vLLM."""
     save_result: bool = False

@@ -24,15 +24,15 @@ from typing import Any
 from pdvsim.common.files import write_whole
 from pdvsim.common.version import __version__
 from pdvsim.sim.models.names import Doubt, Note
-from pdvsim.sim.reading import printable
+from pdvsim.sim.reading import printable, shortened
 
 INTERNAL = 70  # EX_SOFTWARE of sysexits.h
 LONGEST = 2000  # letters of an error
 
 
 def say(program: str, text: str) -> None:
-    """Print one line on standard error."""
-    print(f"{program}: {text}", file=sys.stderr, flush=True)
+    """Print one line on standard error, whatever names the text holds."""
+    print(f"{program}: {printable(text)}", file=sys.stderr, flush=True)
 
 
 def guarded(program: str, command: Callable[[], int], last: bool = False) -> int:
@@ -91,8 +91,7 @@ def _notes_printed(program: str) -> Iterator[None]:
 
 
 def _refused(program: str, reason: str) -> int:
-    line = printable(reason)
-    say(program, f"error: {line if len(line) <= LONGEST else f'{line[: LONGEST - 3]}...'}")
+    say(program, f"error: {shortened(printable(reason), LONGEST)}")
     return 2
 
 

@@ -143,11 +143,11 @@ def build(command: type[T], given: Mapping[str, Any]) -> T:
     if preset := values.get("preset"):
         values |= preset_settings(preset, values, known)
     _refuse_elsewhere(known, {name: option.default for name, option in known.items()} | values)
-    chosen_kind: Any = _kind_asked(kind, {name for name in values if values[name] != known[name].default})
+    chosen_kind: Any = _kind_of(kind, {name for name in values if values[name] != known[name].default})
     return _filled(chosen_kind, values)  # type: ignore[no-any-return]
 
 
-def _kind_asked(command: type, given: set[str]) -> type:
+def _kind_of(command: type, given: set[str]) -> type:
     """The kind that these options ask for, else the command itself; a ValueError names an option of another kind."""
     all_kinds: tuple[Any, ...] = kinds_of(command) or (command,)
     keyed, usual = all_kinds[:-1], all_kinds[-1]

@@ -21,6 +21,7 @@ from pdvsim.sim.limits import (
     Ranks,
     Shards,
     check_ranges,
+    is_count,
     of,
 )
 from pdvsim.sim.models.layers import All2All
@@ -36,7 +37,7 @@ DraftKv = Literal["sent", "recomputed"]
 HostLink = Literal["pcie5", "pcie4"]
 Padding = Literal["profile", "vllm", "sglang", "tensorrt-llm"]
 
-ENGINE = re.compile(r"pdvsim|(vllm|sglang|trtllm)(==\d{1,4}(\.\d{1,4}){1,3}(rc\d{1,3})?(\.post\d{1,3})?)?")
+ENGINE = re.compile(r"pdvsim|(vllm|sglang|trtllm)(==\d{1,4}(\.\d{1,4}){1,3}(rc\d{1,3})?(\.post\d{1,3})?)?", re.ASCII)
 HOSTS: dict[HostKind, dict[str, float]] = {  # what each sets of `Host`
     "measured": {},
     "polling": {"idle_poll_s": 1e-3},
@@ -205,7 +206,7 @@ class Hardware:
         """Prefill and decode engines of a disaggregated server; none of either without --disaggregate."""
         if self.disaggregate is None:
             return 0, 0
-        numbers = re.fullmatch(r"(\d{1,3})p(\d{1,3})d", self.disaggregate.lower())
+        numbers = re.fullmatch(r"(\d{1,3})p(\d{1,3})d", self.disaggregate.lower(), re.ASCII)
         prefill, decode = (int(number) for number in numbers.groups()) if numbers else (0, 0)
         if not (1 <= prefill <= MOST_GROUPS and 1 <= decode <= MOST_GROUPS):
             known = f"as 2p1d, with 1 to {MOST_GROUPS} engines of each kind"
@@ -217,7 +218,7 @@ class Hardware:
         placed: dict[str, tuple[int, ...]] = {}
         for text in self.place:
             lane, _, numbers = text.partition("=")
-            gpus = tuple(int(n) if n.isdecimal() else MOST_GPUS for n in numbers.split("+"))
+            gpus = tuple(int(n) if is_count(n) else MOST_GPUS for n in numbers.split("+"))
             if lane not in ("prefill", "decode", "verify") or max(gpus) >= MOST_GPUS:
                 raise ValueError(f"place: {text!r} must be lane=GPU: prefill, decode or verify, 0 to {MOST_GPUS - 1}")
             if lane in placed:

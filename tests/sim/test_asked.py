@@ -13,7 +13,7 @@ import pytest
 
 import pdvsim
 from pdvsim.cli import main
-from pdvsim.cli.run import AskedExperiment
+from pdvsim.cli.run import RunOptions
 from pdvsim.common.options import build
 from pdvsim.sim.config import Acceptance, Experiment, Server, Traffic
 from pdvsim.sim.models.names import Note
@@ -143,7 +143,7 @@ def test_what_does_not_go_together_is_refused(
 
 
 def asked(options: dict[str, Any]) -> Experiment:
-    given = build(AskedExperiment, options)
+    given = build(RunOptions, options)
     return given.experiment(given.arch)
 
 

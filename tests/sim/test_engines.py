@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from pdvsim.cli.run import AskedExperiment
+from pdvsim.cli.run import RunOptions
 from pdvsim.common.options import build
 from pdvsim.decide.deploy import deployment
 from pdvsim.sim.config import Experiment, Hardware, Server, Traffic
@@ -170,7 +170,7 @@ def test_the_architectures_decide_whose_figures_these_are_and_never_the_card(car
 
 
 def asked(options):
-    given = build(AskedExperiment, options)
+    given = build(RunOptions, options)
     return given.experiment(given.arch)
 
 

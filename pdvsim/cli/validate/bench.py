@@ -67,8 +67,8 @@ class CompareCommand(BenchedServer):
         super().__post_init__()
         if len(self.results) != 2:
             raise ValueError(f"compare takes two results of `vllm bench serve`, got {len(self.results)}")
-        asked = self.arch, self.num_speculative_tokens, self.acceptance, self.server, self.hardware
-        if self.pair is None and BenchedServer(None, *asked) != BenchedServer():
+        simulated = self.arch, self.num_speculative_tokens, self.acceptance, self.server, self.hardware
+        if self.pair is None and BenchedServer(None, *simulated) != BenchedServer():
             raise ValueError("to simulate these results, name their models: give --model or --pair draft:target")
 
     def answer(self) -> Compared:
