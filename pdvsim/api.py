@@ -14,8 +14,7 @@ from importlib import import_module
 from typing import Any
 
 from pdvsim.common.commandline import MOST_USED, described
-from pdvsim.common.options import Option, build, by_name, options
-from pdvsim.common.spelling import other_spellings
+from pdvsim.common.options import Option, build, by_name, options, other_spellings
 from pdvsim.view.run import Run as Run
 
 COMMANDS = {  # whose options are a function's keywords; imported with the function

@@ -15,10 +15,9 @@ from pdvsim.bench.sweep import DEFAULT_RATES, Sweep, frame_of
 from pdvsim.cli.command import Command
 from pdvsim.common.console import say
 from pdvsim.common.files import write_whole
-from pdvsim.common.options import Option, converted, options
+from pdvsim.common.options import Option, converted, nearest, options
 from pdvsim.common.presets import ExperimentOptions
 from pdvsim.common.progress import Progress
-from pdvsim.common.spelling import nearest
 from pdvsim.sim.config import Acceptance, Arch, Experiment
 from pdvsim.sim.limits import Jobs, NumRuns, Paths, RequestRate, Requests, of
 from pdvsim.sim.policies import USUAL_ARCHS

@@ -14,8 +14,17 @@ from functools import cache, partial
 from shutil import get_terminal_size
 from typing import Any, NoReturn, TypeVar
 
-from pdvsim.common.options import Option, build, by_name, converted, groups_of, kinds_of, options
-from pdvsim.common.spelling import nearest, other_spellings
+from pdvsim.common.options import (
+    Option,
+    build,
+    by_name,
+    converted,
+    groups_of,
+    kinds_of,
+    nearest,
+    options,
+    other_spellings,
+)
 from pdvsim.sim.config import DEFAULTS, GROUPS, Experiment
 from pdvsim.sim.limits import Of, flag_of
 from pdvsim.sim.policies import file_of

@@ -15,6 +15,7 @@ chooses it; the last kind has none and is the usual one.
 from __future__ import annotations
 
 import ast
+import difflib
 import inspect
 import os
 import sys
@@ -27,12 +28,51 @@ from numbers import Integral, Real
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin
 
 from pdvsim.common.presets import preset_settings
-from pdvsim.common.spelling import nearest, other_spellings
 from pdvsim.sim.config import GROUPS
-from pdvsim.sim.limits import Of, flag_of, hints_of, no_effect
+from pdvsim.sim.limits import Of, flag_of, hints_of, no_effect, of
 from pdvsim.sim.policies import named
 
 T = TypeVar("T")
+
+MEANT = {  # names of options in other programs
+    "request_rate": ("rate", "qps", "rps", "arrival_rate", "req_rate"),
+    "max_concurrency": ("users", "clients", "num_users"),
+    "num_prompts": ("requests", "num_requests", "prompts", "n"),
+    "num_runs": ("runs", "seeds", "repeats", "replications", "num_seeds"),
+    "tensor_parallel_size": ("tp", "tp_size", "tensor_parallel"),
+    "data_parallel_size": ("dp", "dp_size", "enable_dp_attention", "enable_attention_dp"),
+    "enable_expert_parallel": ("ep", "ep_size", "expert_parallel_size", "moe_ep_size", "moe_expert_parallel_size"),
+    "all2all_backend": ("moe_a2a_backend", "deepep_mode"),
+    "max_num_seqs": ("batch_size", "max_batch_size", "batch", "max_running_requests"),
+    "max_num_batched_tokens": ("chunk", "chunk_size", "chunked_prefill_size", "prefill_chunk"),
+    "num_speculative_tokens": ("k", "gamma", "draft_length", "spec_tokens", "speculative_num_draft_tokens"),
+    "acceptance_rate": ("acceptance", "alpha", "accept_rate"),
+    "goodput": ("slo", "slos", "sla"),
+    "gpu": ("card", "device", "gpu_type"),
+    "gpus": ("num_gpus", "n_gpus"),
+    "dataset_path": ("trace", "data", "dataset"),
+    "input_len": ("prompt_len", "isl", "random_input_len"),
+    "output_len": ("osl", "max_tokens", "random_output_len"),
+    "drafter": ("speculative_algorithm", "spec_method", "method"),
+    "output": ("out", "out_dir", "output_dir", "save_dir"),
+    "arch": ("architecture", "policy", "policies", "architectures"),
+    "pair": ("models", "draft_model", "speculative_model"),
+    "jobs": ("workers", "processes", "threads"),
+}  # fmt: skip
+OTHER_SPELLINGS = {
+    "model": "pair",
+    "random_prefix_len": "prefix_len",
+    "prefix_repetition_prefix_len": "prefix_len",
+    "prefix_repetition_suffix_len": "input_len",
+    "prefix_repetition_num_prefixes": "num_prefixes",
+    "prefix_repetition_output_len": "output_len",
+}
+MISSING_OPTIONS = {
+    "gpus": "--replicas copies the server, --tensor-parallel-size divides the model; pdvsim advise --gpus chooses",
+    "dtype": "models are simulated in the precision of their configuration, or bf16 if it names none",
+    "overwrite": "results are never overwritten: name another folder with -o, or continue with --resume",
+    "force": "results are never overwritten: name another folder with -o, or continue with --resume",
+}
 
 
 @dataclass(frozen=True)
@@ -107,7 +147,7 @@ def groups_of(command: type) -> dict[str, type]:
     return {name: hint for name, hint in hints.items() if isinstance(hint, type) and is_dataclass(hint)}
 
 
-def kinds_of(command: type) -> tuple[type, ...]:
+def kinds_of(command: type) -> tuple[Any, ...]:
     """The kinds of work that a command is a choice of; none of most commands."""
     return tuple(getattr(command, "kinds", ()))
 
@@ -142,36 +182,26 @@ def build(command: type[T], given: Mapping[str, Any]) -> T:
     values = {name: converted(known[name], value) for name, value in chosen.items() if value is not None}
     if preset := values.get("preset"):
         values |= preset_settings(preset, values, known)
-    _refuse_elsewhere(known, {name: option.default for name, option in known.items()} | values)
-    chosen_kind: Any = _kind_of(kind, {name for name in values if values[name] != known[name].default})
+    every = {name: option.default for name, option in known.items()} | values
+    changed = [name for name, option in known.items() if every[name] != option.default]
+    for name in changed:
+        belongs = [mark for mark in known[name].marks if isinstance(mark, Of)]
+        of_command = belongs and known[name].owner not in GROUPS.values()
+        if of_command and not any(choice.chosen(changed.__contains__, every.__getitem__) for choice in belongs):
+            raise ValueError(no_effect(name, belongs))
+    chosen_kind: Any = _kind_of(command, changed)
     return _filled(chosen_kind, values)  # type: ignore[no-any-return]
 
 
-def _kind_of(command: type, given: set[str]) -> type:
+def _kind_of(command: type, given: Collection[str]) -> type:
     """The kind that these options ask for, else the command itself; a ValueError names an option of another kind."""
-    all_kinds: tuple[Any, ...] = kinds_of(command) or (command,)
-    keyed, usual = all_kinds[:-1], all_kinds[-1]
+    *keyed, usual = kinds_of(command) or (command,)
     chosen: Any = next((kind for kind in keyed if kind.key in given), usual)
-    for name in given - options(chosen).keys():
+    for name in (name for name in given if name not in options(chosen)):
         if chosen is usual:
-            owners = "; or ".join(flag_of(kind.key) for kind in keyed if name in options(kind))
-            raise ValueError(f"{flag_of(name)} has no effect here: it belongs to {owners}")
+            raise ValueError(no_effect(name, [of(kind.key) for kind in keyed if name in options(kind)]))
         raise ValueError(f"{flag_of(name)} cannot be combined with {flag_of(chosen.key)}")
     return chosen  # type: ignore[no-any-return]
-
-
-def _refuse_elsewhere(known: Mapping[str, Option], values: Mapping[str, Any]) -> None:
-    """A ValueError for an option that is given where none of the choices that it belongs to is made."""
-
-    def is_given(name: str) -> bool:
-        return bool(values[name] != known[name].default)
-
-    for name, option in known.items():
-        belongs = [mark for mark in option.marks if isinstance(mark, Of)]
-        if not belongs or option.owner in GROUPS.values() or not is_given(name):
-            continue
-        if not any(choice.chosen(is_given, values.__getitem__) for choice in belongs):
-            raise ValueError(no_effect(name, belongs))
 
 
 def by_name(given: Mapping[str, Any], known: Collection[str], unknown: str) -> dict[str, Any]:
@@ -186,6 +216,22 @@ def by_name(given: Mapping[str, Any], known: Collection[str], unknown: str) -> d
         if name not in known:
             raise ValueError(f"{unknown} {name}{nearest(name, known)}")
     return spelt
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """A suggestion of the known name with the same meaning as `name`, or the most similar; empty if none."""
+    known, dashes = list(known), "--" if name.startswith("--") else ""
+    word = name.removeprefix("--").replace("-", "_")
+    if word in MISSING_OPTIONS:
+        return f": {MISSING_OPTIONS[word]}"
+    meant = [meaning if not dashes else f"--{meaning.replace('_', '-')}" for meaning in MEANT if word in MEANT[meaning]]
+    close = [one for one in meant if one in known] or difflib.get_close_matches(name, known, n=1, cutoff=0.5)
+    return f"; did you mean {close[0]}?" if close else ""
+
+
+def other_spellings(known: Collection[str]) -> list[tuple[str, str]]:
+    """Other names of these options, each with the name that it has here."""
+    return [(other, name) for other, name in OTHER_SPELLINGS.items() if name in known and other not in known]
 
 
 def _filled(command: type[T], values: Mapping[str, Any]) -> T:

@@ -20,7 +20,7 @@ from pandas.plotting import PlotAccessor
 from pdvsim.bench.output import picture
 from pdvsim.bench.results import Results, label, value_text
 from pdvsim.bench.stats import headline, over_replications, paired_differences, varied
-from pdvsim.common.spelling import nearest
+from pdvsim.common.options import nearest
 from pdvsim.sim.records import LANES
 from pdvsim.view.charts import Curve, Dash, Entry, curves_of, entries_of, has, panel
 from pdvsim.view.comparison import comparison_table
