@@ -19,7 +19,7 @@ from pdvsim.common.version import __version__
 if TYPE_CHECKING:
     from pdvsim.cli.command import Command
 
-GROUPS = {  # name, mostly also of its module: one line of help
+GROUPS = {  # name, also of its module if that is not SHARED: one line of help
     "decide": {
         "advise": "recommend a setup for a load: pdvsim advise --request-rate 8 --goodput ttft:500 tpot:50",
         "capacity": "find the highest rate of each architecture: pdvsim capacity --goodput ttft:500 tpot:50",
@@ -47,7 +47,7 @@ GROUPS = {  # name, mostly also of its module: one line of help
     },
     "published": {"reproduce": "simulate the published PD-Verify tables: pdvsim reproduce poisson-30s"},
 }
-SHARED = {"compare": "validate.bench", "draft-table": "drafting", "speedup": "drafting"}  # modules of several commands
+SHARED = {"compare": "validate.bench", "draft-table": "drafting", "plot": "report", "speedup": "drafting"}
 COMMANDS = {name: line for group in GROUPS.values() for name, line in group.items()}
 
 

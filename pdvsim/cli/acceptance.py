@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Any, NamedTuple, TypeGuard
 
-from pdvsim.bench.output import dumps, optional_file
+from pdvsim.bench.output import optional_file
 from pdvsim.cli.command import Command
 from pdvsim.common.files import write_whole
 from pdvsim.common.progress import Progress
@@ -54,7 +54,7 @@ class AcceptanceCommand(Command):
             raise ValueError(f"--drafter {self.drafter}: no acceptance is known; give yours with --acceptance-from")
         if self.texts is not None:
             rows = [_measured(self, self.texts), *rows]
-        print(dumps({"tokens_per_round": rows}) if self.json else TextTable(rows, notes=(ADVICE,)))
+        self.show({"tokens_per_round": rows}, TextTable(rows, notes=(ADVICE,)))
         return 0
 
 

@@ -8,7 +8,7 @@ from itertools import count
 from pathlib import Path
 from statistics import fmean
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any
 
 from pdvsim.cli.command import Command
 from pdvsim.common.console import say
@@ -39,8 +39,6 @@ Fitted = tuple[dict[Path, bytes], dict[str, Any], str]  # files, their document,
 class FittingCommand(Command):
     """One kind of calibration."""
 
-    key: ClassVar[str | None] = None  # the option that asks for it; None: what is done without one
-
     output: str = PROFILE
     """File to write: a profile for --profile of `pdvsim run` (with --from-kernels it ends in .npz) or, with
     --from-bench, a correction for --machine. Default: profile.json or machine.json."""
@@ -58,7 +56,7 @@ class FittingCommand(Command):
         files, document, text = self.fitted(output.check_file(Path(self.output)))
         write_all(files)
         names = list(map(str, files))
-        print(output.dumps(document | {"files": names}) if self.json else text)
+        self.show(document | {"files": names}, text)
         say("pdvsim", f"saved {', '.join(names)}")
         return 0
 

@@ -39,7 +39,7 @@ class ProfileCommand(Command, Options):
     def execute(self) -> int:
         """Measure, or list; returns the exit code."""
         if self.list_:
-            return _show_profiles(self.json)
+            return self._list()
 
         models, pairs = [model_or_shard(name).name for name in self.models], [pair(name).name for name in self.pairs]
         try:
@@ -78,6 +78,51 @@ class ProfileCommand(Command, Options):
             say("pdvsim", f"interrupted: what is measured is kept in {folder}; repeat the command to continue")
         return 130 if interrupted else int(bool(failed))
 
+    def _list(self) -> int:
+        """List the GPUs, models and profiles included in pdvsim; returns the exit code."""
+        from pdvsim.sim.engines.profiles import engine_profile
+        from pdvsim.sim.prices.kernels import shipped_tables
+        from pdvsim.sim.prices.profile import builtin
+        from pdvsim.view.comparison import profiles_table
+
+        profiles = [(name, "pdvsim", builtin(name)) for name in GPUS]
+        profiles += [(name, engine, engine_profile(engine, name)) for engine, name, _ in shipped_tables()]
+        document = {
+            "gpus": [
+                {
+                    "gpu": name,
+                    "bandwidth_tb_per_s": gpu.bandwidth_bytes_per_s / 1e12,
+                    "tflop_per_s": gpu.flops_per_s / 1e12,
+                    "memory_gib": gpu.memory_bytes / 2**30,
+                    "nvlink5_gpus": nvlink_of(name)[1] if name in NVLINK5_CARDS else None,
+                    "source": gpu.source,
+                }
+                for name, gpu in GPUS.items()
+            ],
+            "profiles": [
+                {
+                    "gpu": name,
+                    "engine": engine,
+                    "profile": p.name,
+                    "foundation": p.foundation,
+                    "models": len(p.models) or None,
+                    "forward_error_bar": max(p.uncertainty.values(), default=getattr(p, "error_bar", None)),
+                }
+                for name, engine, p in profiles
+            ],
+            "models": [
+                {
+                    "model": name,
+                    "params_b": model.params / 1e9,
+                    "weights_gb": model.weight_bytes / 1e9,
+                    "kv_kib_per_token": model.kv_bytes_per_token / 2**10,
+                }
+                for name, model in PRESETS.items()
+            ],
+        }
+        self.show(document, profiles_table(document))
+        return 0
+
 
 def summary(samples: Samples) -> str:
     """One line per part: measured and skipped points."""
@@ -86,50 +131,3 @@ def summary(samples: Samples) -> str:
         left = f", {len(part.left_out)} points left out" if part.left_out else ""
         lines.append(f"  {part.name}: {part.points} points, {part.samples} samples in {part.seconds:.0f} s{left}")
     return "\n".join(lines)
-
-
-def _show_profiles(json: bool) -> int:
-    """List the GPUs, models and profiles included in pdvsim; returns the exit code."""
-    from pdvsim.bench import output
-    from pdvsim.sim.engines.profiles import engine_profile
-    from pdvsim.sim.prices.kernels import shipped_tables
-    from pdvsim.sim.prices.profile import builtin
-    from pdvsim.view.comparison import profiles_table
-
-    profiles = [(name, "pdvsim", builtin(name)) for name in GPUS]
-    profiles += [(name, engine, engine_profile(engine, name)) for engine, name, _ in shipped_tables()]
-    document = {
-        "gpus": [
-            {
-                "gpu": name,
-                "bandwidth_tb_per_s": gpu.bandwidth_bytes_per_s / 1e12,
-                "tflop_per_s": gpu.flops_per_s / 1e12,
-                "memory_gib": gpu.memory_bytes / 2**30,
-                "nvlink5_gpus": nvlink_of(name)[1] if name in NVLINK5_CARDS else None,
-                "source": gpu.source,
-            }
-            for name, gpu in GPUS.items()
-        ],
-        "profiles": [
-            {
-                "gpu": name,
-                "engine": engine,
-                "profile": p.name,
-                "foundation": p.foundation,
-                "models": len(p.models) or None,
-                "forward_error_bar": max(p.uncertainty.values(), default=getattr(p, "error_bar", None)),
-            }
-            for name, engine, p in profiles
-        ],
-        "models": [
-            {
-                "model": name,
-                "params_b": model.params / 1e9,
-                "weights_gb": model.weight_bytes / 1e9,
-                "kv_kib_per_token": model.kv_bytes_per_token / 2**10,
-            }
-            for name, model in PRESETS.items()
-        ],
-    }
-    print(output.dumps(document) if json else profiles_table(document))
-    return 0

@@ -48,7 +48,7 @@ class SweepCommand(Command, ExperimentOptions):
     """Loads as requests per second (open loop); default without --concurrency: 1,2,4,8,16,32,64."""
     num_runs: NumRuns = 1
     """Replications of each point; replication i has seed --seed + i, the same for every architecture."""
-    vary: tuple[str, ...] = ()
+    vary: Paths = ()
     """Other flags to vary, e.g. num-speculative-tokens=2,4,8 pair=a:b,c:d. Write a list value as 0.8+0.6."""
     jobs: Annotated[Jobs | None, of(without=["scheduler"])] = None
     """Concurrent simulations on this machine; default: one per core."""
@@ -153,19 +153,15 @@ class SweepCommand(Command, ExperimentOptions):
 
     def _check(self) -> int:
         """Check the named results; returns 0 if all are complete and unchanged, else 1."""
-        from pdvsim.bench.output import dumps
         from pdvsim.bench.results import check_result
 
         checked = {name: check_result(Path(name)) for name in self.check}
-        if self.json:
-            print(dumps({name: {"whole": whole, "lines": lines} for name, (whole, lines) in checked.items()}))
-        else:
-            print("\n".join(f"{name}: {line}" for name, (_, lines) in checked.items() for line in lines))
+        document = {name: {"whole": whole, "lines": lines} for name, (whole, lines) in checked.items()}
+        self.show(document, "\n".join(f"{name}: {line}" for name, (_, lines) in checked.items() for line in lines))
         return int(not all(whole for whole, _ in checked.values()))
 
     def _dry_run(self, folder: SweepDir) -> int:
         """List the points and the estimated time; writes nothing."""
-        from pdvsim.bench.output import dumps
         from pdvsim.view.comparison import points_table
 
         folder.check(self.resume)
@@ -176,12 +172,9 @@ class SweepCommand(Command, ExperimentOptions):
         needed_s = cost(left).core_s
         jobs = None if self.scheduler is not None else min(self.jobs or cores(), max(1, len(left)))
         estimate = {"core_s": needed_s, "jobs": jobs, "wall_s": None if jobs is None else needed_s / jobs}
-        if self.json:
-            print(dumps({"points": rows, "estimate": estimate}))
-            return 0
-        print(points_table(rows))
         spread = "spread over the cluster" if jobs is None else f"about {needed_s / jobs:.0f} s on {jobs}"
-        print(f"{len(left)} of {len(points)} points to run: an estimated {needed_s:.0f} s of one core, {spread}")
+        needed = f"{len(left)} of {len(points)} points to run: an estimated {needed_s:.0f} s of one core, {spread}"
+        self.show({"points": rows, "estimate": estimate}, f"{points_table(rows)}\n{needed}")
         return 0
 
     def _drawn(self, frame: pd.DataFrame) -> bytes:
@@ -219,30 +212,24 @@ OWN_LISTS = {"arch": "arch", "request_rate": "request-rate", "max_concurrency": 
 
 
 def axes(tokens: Sequence[str]) -> dict[str, tuple[Any, ...]]:
-    """Flags to vary and their values, from "flag=value", "value", …; a ValueError as for the flag itself."""
+    """Flags to vary and their values, from "flag=value,value"; a ValueError as for the flag itself."""
     known = options(Experiment)
-    texts: dict[str, list[str]] = {}
-    last: list[str] | None = None
+    varied: dict[str, tuple[Any, ...]] = {}
     for token in tokens:
-        flag, equals, value = token.partition("=")
-        if equals:
-            name = flag.lstrip("-").replace("-", "_")
-            if name not in known:
-                raise ValueError(f"vary: unknown flag {flag}{nearest(name, known).replace('_', '-')}")
-            if name in OWN_LISTS:
-                raise ValueError(f"vary: use --{OWN_LISTS[name]} for {flag}")
-            if name in texts:
-                raise ValueError(f"vary names {flag} twice")
-            last = texts[name] = []
-        elif last is None:
+        flag, equals, values = token.partition("=")
+        name = flag.lstrip("-").replace("-", "_")
+        if not equals:
             raise ValueError(f"vary takes flag=value,value, got {token!r}")
-        else:
-            value = token
-        last += [value] if value else []
-    for name, values in texts.items():
+        if name not in known:
+            raise ValueError(f"vary: unknown flag {flag}{nearest(name, known).replace('_', '-')}")
+        if name in OWN_LISTS:
+            raise ValueError(f"vary: use --{OWN_LISTS[name]} for {flag}")
+        if name in varied:
+            raise ValueError(f"vary names {flag} twice")
         if not values:
             raise ValueError(f"vary: {name.replace('_', '-')} needs a value")
-    return {name: tuple(_varied(known[name], value) for value in values) for name, values in texts.items()}
+        varied[name] = tuple(_varied(known[name], value) for value in values.split(","))
+    return varied
 
 
 def _varied(option: Option, text: str) -> Any:

@@ -50,22 +50,20 @@ class TrafficCommand(Command):
         return TraceAccount.of(Path(self.file).name, trace)
 
     def execute(self) -> int:
-        from pdvsim.bench.output import dumps, optional_file, picture, save
+        from pdvsim.bench.output import optional_file, picture, save
 
         path = optional_file(self.output, self.overwrite)
         statistics = self.answer()
-        notes = statistics.trace.notes
-        if self.json:
-            print(dumps({"file": self.file, "dataset_name": self.kind, "notes": notes, **statistics.summary()}))
-        else:
-            print("\n".join([*notes, str(statistics)]))
-            named = f"--dataset-name {self.kind} --dataset-path {self.file}"
-            named += f" --columns {','.join(self.columns)}" if self.columns else ""
-            if statistics.window_s:
-                print(f"replay it: pdvsim run {named} --use-trace-timestamps")
-                rate, shape = statistics.summary()["request_rate"], min(statistics.summary()["burstiness"], REGULAR)
-                load = f"--request-rate {rate:.3g} --burstiness {shape:.2g}"
-                print(f"use its lengths at any rate: pdvsim run {named} {load}")
+        summary, notes = statistics.summary(), statistics.trace.notes
+        named = f"--dataset-name {self.kind} --dataset-path {self.file}"
+        named += f" --columns {','.join(self.columns)}" if self.columns else ""
+        lines = [*notes, str(statistics)]
+        if statistics.window_s:
+            lines.append(f"replay it: pdvsim run {named} --use-trace-timestamps")
+            rate, shape = summary["request_rate"], min(summary["burstiness"], REGULAR)
+            load = f"--request-rate {rate:.3g} --burstiness {shape:.2g}"
+            lines.append(f"use its lengths at any rate: pdvsim run {named} {load}")
+        self.show({"file": self.file, "dataset_name": self.kind, "notes": notes, **summary}, "\n".join(lines))
         if path is not None:
             return save({path: picture(statistics.plot(), path, DPI)})
         return 0

@@ -21,7 +21,6 @@ from pdvsim.sim.limits import (
     Ranks,
     Shards,
     check_ranges,
-    is_count,
     of,
 )
 from pdvsim.sim.models.layers import All2All
@@ -218,7 +217,7 @@ class Hardware:
         placed: dict[str, tuple[int, ...]] = {}
         for text in self.place:
             lane, _, numbers = text.partition("=")
-            gpus = tuple(int(n) if is_count(n) else MOST_GPUS for n in numbers.split("+"))
+            gpus = tuple(int(n) if n.isascii() and n.isdecimal() else MOST_GPUS for n in numbers.split("+"))
             if lane not in ("prefill", "decode", "verify") or max(gpus) >= MOST_GPUS:
                 raise ValueError(f"place: {text!r} must be lane=GPU: prefill, decode or verify, 0 to {MOST_GPUS - 1}")
             if lane in placed:

@@ -65,7 +65,7 @@ def test_a_varied_flag_is_an_axis_with_a_column_of_its_own() -> None:
 
 def test_varied_values_have_the_type_of_their_flag() -> None:
     tokens = "synthetic-acceptance-rates=0.5+0.3+0.2 use-trace-timestamps=false kv-capacity-tokens=100"
-    assert axes([*tokens.split(), "acceptance-rate=0", "1"]) == {
+    assert axes([*tokens.split(), "acceptance-rate=0,1"]) == {
         "synthetic_acceptance_rates": ((0.5, 0.3, 0.2),),
         "use_trace_timestamps": (False,),
         "kv_capacity_tokens": (100,),

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
-from pdvsim.bench.output import dumps
 from pdvsim.cli.command import Command
 from pdvsim.common.console import say
 from pdvsim.sim.limits import check_ranges
@@ -28,8 +27,6 @@ class Compared:
 class ValidationCommand(Command):
     """One kind of validation."""
 
-    key: ClassVar[str | None] = None  # the option that asks for it; None: what is done without one
-
     def __post_init__(self) -> None:
         check_ranges(self)
 
@@ -42,7 +39,7 @@ class ValidationCommand(Command):
 
     def printed(self, comparison: Compared) -> int:
         """Print a comparison as one JSON document or as tables; returns the exit code."""
-        print(dumps(comparison.document) if self.json else comparison)
+        self.show(comparison.document, comparison)
         if comparison.unfinished:
             say("pdvsim", f"interrupted: {comparison.unfinished}")
         return 130 if comparison.unfinished else 0

@@ -88,7 +88,7 @@ class ValidateSpeculation(MeasuredServers):
         """Measured pairs, of one engine or all, and what is predicted for them."""
         engines = ("vllm", "sglang", "trtllm") if self.speculation == "all" else (self.speculation,)
         pairs = [pair for pair in speculation.read_pairs() if pair.held_out == self.held_out]
-        pairs = list(some_of([p for p in pairs if p.drafted.experiment.hardware.engine in engines], self.rows))
+        pairs = list(some_of([p for p in pairs if p.hardware.engine in engines], self.rows))
         done = simulations(_paired, pairs, "pairs", self.jobs, self.json, speculation.cost)
         predictions = [speculation.joined(pairs[at], row["sides"]) for at, row in sorted(done.rows.items())]
         document = {
@@ -112,25 +112,21 @@ def _paired(index: int, pair: MeasuredPair) -> dict[str, Any]:
 
 def _row(one: PredictedPair) -> dict[str, Any]:
     """A pair as the document has it."""
-    hardware, server = one.of.drafted.experiment.hardware, one.of.drafted.experiment.server
+    pair, drafted = one.of, one.of.drafted
     return {
-        "engine": hardware.engine, "version": one.of.drafted.version, "card": hardware.gpu, "pair": server.pair,
-        "method": one.of.method_class, "k": server.num_speculative_tokens, "concurrency": _clients(one),
-        "measured": one.measured["speedup"], "predicted": one.predicted["speedup"], "source": one.of.source,
+        "engine": pair.hardware.engine, "version": drafted.version, "card": pair.hardware.gpu,
+        "pair": drafted.experiment.server.pair, "method": pair.method_class, "k": pair.k, "concurrency": pair.clients,
+        "measured": one.measured["speedup"], "predicted": one.predicted["speedup"], "source": pair.source,
     }  # fmt: skip
 
 
-def _clients(one: PredictedPair) -> int:
-    return one.of.drafted.experiment.traffic.max_concurrency or 0
-
-
 def _concurrency(one: PredictedPair) -> str:
-    groups = (f"up to {most}" for most in CONCURRENCIES if _clients(one) <= most)
+    groups = (f"up to {most}" for most in CONCURRENCIES if one.of.clients <= most)
     return next(groups, f"above {CONCURRENCIES[-1]}")
 
 
 GROUPS: dict[str, Callable[[PredictedPair], str]] = {
-    "engine and method": lambda one: f"{one.of.drafted.experiment.hardware.engine} {one.of.method_class}",
+    "engine and method": lambda one: f"{one.of.hardware.engine} {one.of.method_class}",
     "draft length": lambda one: f"k={one.of.drafted.experiment.longest_draft}",
     "concurrency": _concurrency,
     "all": lambda one: "all",
