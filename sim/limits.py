@@ -180,11 +180,6 @@ def check_points(what: str, *counts: int) -> None:
         raise ValueError(f"{' x '.join(map(str, counts))} {what} are {total}; at most {MAX_POINTS} are accepted")
 
 
-def is_count(text: str) -> bool:
-    """Return whether a text is a whole number in ASCII digits; Python reads others as well."""
-    return text.isascii() and text.isdecimal()
-
-
 def shown(value: float) -> str:
     """A number as an error quotes it; Python refuses to spell out one of thousands of digits."""
     return str(value) if not isinstance(value, int) or abs(value) < 10**18 else "a number of 19 or more digits"

@@ -21,7 +21,6 @@ from pdvsim.sim.limits import (
     Range,
     Tokens,
     check_ranges,
-    is_count,
     of,
 )
 from pdvsim.sim.models.presets import drafted_by, drafter_kind, pair_name, with_fp8_target
@@ -188,7 +187,7 @@ class Server:
         tiers = []
         for text in self.num_speculative_tokens_per_batch_size:
             first, _, k = text.partition(":")
-            if not (is_count(first) and is_count(k)) or int(k) > MAX_DRAFT:
+            if not ((first + k).isascii() and first.isdecimal() and k.isdecimal()) or int(k) > MAX_DRAFT:
                 known = f"batch size and draft length from 0 to {MAX_DRAFT}, e.g. 1:4 16:2"
                 raise ValueError(f"num-speculative-tokens-per-batch-size: {text!r} must be {known}")
             tiers.append((int(first), int(k)))

@@ -22,7 +22,6 @@ from pdvsim.sim.limits import (
     Tokens,
     check,
     check_ranges,
-    is_count,
     of,
 )
 
@@ -145,7 +144,9 @@ class Traffic:
         if self.dataset_name in TRACES and self.dataset_path is None:
             raise ValueError(f"dataset {self.dataset_name} needs --dataset-path with its file")
         window = self.window
-        if window not in (None, ALL, PEAK, BY_SEED) and not (is_count(window) and int(window) > 0):
+        if window not in (None, ALL, PEAK, BY_SEED) and not (
+            window.isascii() and window.isdecimal() and int(window) > 0
+        ):
             raise ValueError(f"--window must be {ALL}, {PEAK}, {BY_SEED} or a number from 1, got {window!r}")
         check("window-prompts", self.window_prompts, WINDOW_PROMPTS)
         derived = self.num_prompts in (OPEN, self.window_prompts)

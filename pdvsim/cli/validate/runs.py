@@ -18,7 +18,7 @@ from pdvsim.cli.validate.base import Compared, ValidationCommand
 from pdvsim.common.version import __version__
 from pdvsim.sim.assembly import covering_profile
 from pdvsim.sim.config import Contention, Experiment, Hardware
-from pdvsim.sim.limits import Jobs, Paths, Placed, is_count
+from pdvsim.sim.limits import Jobs, Paths, Placed
 from pdvsim.sim.relevance import applicable
 from pdvsim.sim.trust import Errors, as_text, errors_path
 from pdvsim.view.calibration_plots import launches_figure, validation_figure
@@ -149,7 +149,7 @@ class ValidateLaunches(RecordedRuns):
 
     def _chosen(self, name: str) -> tuple[Experiment, pd.DataFrame, Mapping[str, Any], str]:
         """The experiment, launches, metrics and name of the requested run."""
-        if not is_count(name):
+        if not (name.isascii() and name.isdecimal()):
             return *saved_run(Path(name), self.own_policies), name
         runs = self.served_runs()
         if not 1 <= int(name) <= len(runs):
