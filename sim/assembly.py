@@ -24,7 +24,7 @@ from pdvsim.sim.prices.composed import ComposedProfile
 from pdvsim.sim.prices.contention import Sharing
 from pdvsim.sim.prices.costs import CostModel
 from pdvsim.sim.prices.kernels import read_tables
-from pdvsim.sim.prices.links import LINKS, SSD, Fabric
+from pdvsim.sim.prices.links import LINKS, SSD, Fabric, LinkSpec
 from pdvsim.sim.prices.pace import read_pace
 from pdvsim.sim.prices.profile import Profile, builtin, load, roofline
 from pdvsim.sim.workload.lookup import lookup_of
@@ -58,7 +58,7 @@ def covered(profile: Profile, experiment: Experiment) -> Profile:
     if isinstance(profile, ComposedProfile):
         kind = experiment.server.drafted_by if experiment.speculates else "none"
         profile = serving(profile, kind, experiment.server.async_scheduling, experiment.server.enforce_eager)
-    whole, padding = profile.covering(pair, LINKS[experiment.hardware.link]), experiment.hardware.padding
+    whole, padding = profile.covering(pair, link_of(experiment)), experiment.hardware.padding
     return whole if padding == "profile" else padded(whole, padding)
 
 
@@ -126,6 +126,11 @@ def make_planner(
         packs=not experiment.server.pad_drafts,
         carries=policy.prefill_lane == policy.verify_lane,
     )
+
+
+def link_of(experiment: Experiment) -> LinkSpec:
+    """The link between the GPUs of a server."""
+    return LINKS[experiment.hardware.link]
 
 
 def reuse_of(experiment: Experiment, target: ModelSpec | None = None) -> Reuse | None:
@@ -220,7 +225,7 @@ class ServerParts:
             models["draft"] = self.models[placement.draft[0]]["draft"]
         remote = None
         if placement.apart:
-            remote = RemoteDrafter(Fabric(LINKS[experiment.hardware.link], placement.gpus), len(placement.draft))
+            remote = RemoteDrafter(Fabric(link_of(experiment), placement.gpus), len(placement.draft))
         return make_planner(experiment, self.profile, models, remote)
 
     @cached_property

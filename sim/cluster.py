@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 import numpy as np
 from simpy.events import Event
 
-from pdvsim.sim.assembly import ServerParts, make_controller, models_of, side_profile
+from pdvsim.sim.assembly import ServerParts, link_of, make_controller, models_of, side_profile
 from pdvsim.sim.config import SHARDED, Experiment, Sides
 from pdvsim.sim.core import LOOKED_UP, Request
 from pdvsim.sim.engines import ENGINES
@@ -204,7 +204,7 @@ class Cluster:
         gpus = [self._gpu(parts, at, host, replica, first + at, group) for at in range(placement.gpus)]
         device: Device = gpus[0]
         if len(gpus) > 1:
-            self.fabrics.append(fabric := Fabric(LINKS[parts.experiment.hardware.link], placement.gpus))
+            self.fabrics.append(fabric := Fabric(link_of(parts.experiment), placement.gpus))
             device = Node(self.env, host, gpus, placement, fabric, target.kv_bytes_per_token, target.kept_bytes)
         context = Context(
             env=self.env,

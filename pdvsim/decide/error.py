@@ -20,10 +20,9 @@ from typing import Any, NamedTuple
 
 from pdvsim.bench.pool import Row
 from pdvsim.bench.stats import Interval, interval
-from pdvsim.sim.assembly import ServerParts, profile_of
+from pdvsim.sim.assembly import ServerParts, link_of, profile_of
 from pdvsim.sim.config import Experiment, Hardware
 from pdvsim.sim.prices.composed import ComposedProfile
-from pdvsim.sim.prices.links import LINKS
 from pdvsim.sim.trust import errors_of, groups
 
 PERCENTS = {"median": 50.0, "p90": 90.0, "p95": 95.0, "p99": 99.0}
@@ -80,7 +79,7 @@ def lead_error(experiment: Experiment, metric: str) -> float:
     if isinstance(profile, ComposedProfile) and profile.error is not None:
         return max(off, profile.error.ratio)
     # of both models: even if it does not draft, others do
-    known = profile.covering(pair, LINKS[experiment.hardware.link])
+    known = profile.covering(pair, link_of(experiment))
     if experiment.hardware.cards:
         off = max(off, ServerParts(experiment).bar)
     return max(off, *(known.bar(model) for model in (pair.draft, pair.target)))

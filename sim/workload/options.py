@@ -144,9 +144,7 @@ class Traffic:
         if self.dataset_name in TRACES and self.dataset_path is None:
             raise ValueError(f"dataset {self.dataset_name} needs --dataset-path with its file")
         window = self.window
-        if window not in (None, ALL, PEAK, BY_SEED) and not (
-            window.isascii() and window.isdecimal() and int(window) > 0
-        ):
+        if window not in (None, ALL, PEAK, BY_SEED) and not (window.isascii() and window.isdecimal() and int(window)):
             raise ValueError(f"--window must be {ALL}, {PEAK}, {BY_SEED} or a number from 1, got {window!r}")
         check("window-prompts", self.window_prompts, WINDOW_PROMPTS)
         derived = self.num_prompts in (OPEN, self.window_prompts)
