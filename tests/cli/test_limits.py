@@ -38,7 +38,9 @@ CONFIGS = ("pdvsim.cli.run", "pdvsim.sim.config", "pdvsim.sim.workload.options",
            *(f"pdvsim.cli.validate.{name}" for name in ("base", "bench", "runs", "serve", "servers")),
            *(f"pdvsim.decide.{name}" for name in ("capacity", "advice", "draft_table", "winners", "goal",
                                                   "space")))  # fmt: skip
-ANSWERS = {"Advice", "Case", "Capacities", "Bracket", "WinnerMap", "Cell", "Differences", "Border", "DraftTable", "Tier"}
+ANSWERS = {
+    "Advice", "Case", "Capacities", "Bracket", "WinnerMap", "Cell", "Differences", "Border", "DraftTable", "Tier",
+}  # fmt: skip
 
 
 def numeric(hint: Any) -> bool:
