@@ -57,8 +57,7 @@ if TYPE_CHECKING:
 
 MILLION = 1e6
 VISIBLE = 0.95  # a TPOT below this share of another is worth a word
-CANDIDATES, FLIPS = "Candidates", "Where that changes"
-UNFOLDED = 5  # candidates that a page always shows; those after them that lose significantly are folded
+FLIPS = "Where that changes"
 TILES = ("output_throughput", "mean_e2el_ms", "p99_ttft_ms", "p99_tpot_ms")  # metrics at the head of a page
 EXPECTED = (
     "request_throughput", "output_throughput", "request_goodput", "mean_ttft_ms", "{}_ttft_ms", "p99_ttft_ms",
@@ -294,7 +293,7 @@ class Advice(Answer):
         sections = (
             (heading, [Highlight(list(self._recommendation(best)), tiles, self.met)]),
             ("Asked", [*asked_lines(best, self.compared.values(), self.rows), *nearest]),
-            (CANDIDATES, list(self._compared())),
+            ("Candidates", list(self._compared())),
             ("Why", list(self._why())),
             ("Expected", [self._expected()]),
             (FLIPS, list(self._surroundings())),
@@ -483,9 +482,8 @@ class Advice(Answer):
         return TextTable([line for line in lines if line[first] != "-"])
 
     def _table(self, candidates: Sequence[dict[str, Any]], shared: Sequence[str]) -> TextTable:
-        """The candidates; those at the end that lose significantly are folded on a page, after the first few."""
         ask, goal, contest, rows = self.question, self.question.goal, self._contest, list[dict[str, str]]()
-        ttft, folded = f"{goal.percentile}_ttft_ms", 0
+        ttft = f"{goal.percentile}_ttft_ms"
         per_hour, unit = ("$/h", "$") if ask.gpu_hour_usd else ("GPU/h", "GPU-hours")
         prices = (
             ("per_million_output_tokens", f"{unit} per million tokens", 1),
@@ -510,11 +508,8 @@ class Advice(Answer):
                 if key in candidates[0]:
                     row[title] = positive(entry[key], 3, scale) if final else ""
             row["levels" if goal.levels else "load"] = entry.get("verdict", "")
-            if final:
-                loses = len(rows) >= UNFOLDED and name != self.best and name not in contest.unsure
-                folded = folded + 1 if loses else 0
             rows.append(row | {"verdict": entry["note"]})
-        return TextTable(rows, (f"{goal.percentile.upper()} TTFT ms", DETAIL), folded=folded)
+        return TextTable(rows, (f"{goal.percentile.upper()} TTFT ms", DETAIL))
 
     def _compared(self) -> Iterator[str | Showable]:
         """The candidates, and how to read them."""

@@ -63,13 +63,11 @@ def advise(question: Question, bench: Bench, tell: Callable[[str, str], None] | 
 
 def usual_runs(question: Question) -> int:
     """Estimated simulations of an answer, for its progress; fleets take more."""
-    contenders, seeds = len(question.contenders or question.space.archs), question.num_runs
+    contenders = len(question.contenders or question.space.archs)
     tried = PROMISING + len(question.space.controllers) + 4 if question.space.kinds() else 0
     tuning = contenders + min(contenders, RIVALS + 1) * tried
-    finals = min(contenders, FINALISTS + 1) * seeds
-    at_a_place = min(contenders, RIVALS + 2)
-    places = 2 * at_a_place * len(LOADS["load"])  # which few seeds decide
-    return min(question.budget, tuning + finals + places + 8 * FEW_RUNS)
+    finals, flips = min(contenders, FINALISTS + 1) * question.num_runs, 4 * min(contenders, RIVALS + 2)
+    return min(question.budget, tuning + finals + flips + 8 * FEW_RUNS)
 
 
 def _on_more_gpus(advice: Advice, bench: Bench) -> Advice:

@@ -264,7 +264,8 @@ def _table(summary: list[dict[str, Any]], priced: bool) -> TextTable:
 def _most(gpus: int, result: Contest) -> str:
     """One sentence on which architecture holds most."""
     where, second = gpus_text(gpus), result.others[0]
-    lead = f"{result.lead_text(second)} ({result.differences[second].mean:+.2f} req/s) over {second}"
+    more = result.values[result.best].mean - result.values[second].mean
+    lead = f"{result.lead_text(second)} ({more:+.2f} req/s) over {second}"
     if result.values[result.best].mean == 0:
         return f"{where}: none meets the service levels"
     if result.sure:

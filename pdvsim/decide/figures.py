@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from pdvsim.bench.stats import Interval, interval
-from pdvsim.decide.advice import CANDIDATES, FLIPS, Advice
+from pdvsim.bench.stats import Interval
+from pdvsim.decide.advice import FLIPS, Advice
 from pdvsim.decide.capacity import Capacities
 from pdvsim.decide.goal import NAMES, level_title
 from pdvsim.decide.grid import place_text
@@ -59,24 +59,8 @@ def capacity_figure(capacities: Capacities) -> Figure:
 
 
 def advice_pictures(advice: Advice) -> dict[str, Figure]:
-    """Where the decision changes, or the finalists if that was not searched; none without a decision."""
-    if advice.recommended is None:
-        return {}
-    drawn = any(len(flips.probes) > 1 for flips in advice.flips)  # a curve of one point is no curve
-    return {FLIPS: flips_figure(advice)} if drawn else {CANDIDATES: finalists_figure(advice)}
-
-
-def finalists_figure(advice: Advice) -> Figure:
-    """The objective of every finalist, the best first."""
-    ask, goal = advice.question, advice.question.goal
-    assert advice.finals is not None
-    values = {name: interval(map(goal.value, rows)) for name, rows in advice.finals.rows.items()}
-    order = {name: advice.finalists[name] for name in sorted(values, key=lambda name: -goal.sign * values[name].mean)}
-    names = [ask.described(c) + (f" ({advice.standing})" if name == advice.best else "") for name, c in order.items()]
-    note = f"{_asked_line(advice)} Whiskers: 95% confidence over {ask.num_runs} seeds."
-    colours = [arch_colour(c.arch) for c in order.values()]
-    bars = _bars(NAMES[goal.objective], "", names, [values[name] for name in order], colours)
-    return chart_figure([[bars]], f"{note} Profile {advice.rows[0]['profile']}.", inches=(10.5, _height(len(order))))
+    """Where the decision changes; none if that was not searched, as a curve of one point is no curve."""
+    return {FLIPS: flips_figure(advice)} if any(len(flips.probes) > 1 for flips in advice.flips) else {}
 
 
 def _height(rows: int) -> float:

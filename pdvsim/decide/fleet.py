@@ -66,12 +66,6 @@ class Contender:
         hardware, acceptance = self.hardware or place.hardware, self.acceptance or place.acceptance
         return replace(place, arch=self.arch, server=server, hardware=hardware, acceptance=acceptance)
 
-    @property
-    def kind(self) -> tuple[object, ...]:
-        """The kind of server, whatever the number of replicas."""
-        hardware = self.hardware and replace(self.hardware, replicas=1, router=Hardware.router)
-        return self.arch, hardware, self.pair, self.acceptance
-
     def gpus(self, place: Experiment) -> int:
         mine = self.of(place)
         return mine.gpus * mine.hardware.replicas
@@ -279,8 +273,7 @@ def drafters(
 
 def too_small(candidates: Sequence[Experiment], goal: Goal, space: Space) -> bool:
     """Whether the formula predicts that the load is far too high for each of the candidates."""
-    rates = (candidate.traffic.request_rate / MARGIN for candidate in candidates)
-    return not any(_holds(at_rate(one, rate), goal, space) for one, rate in zip(candidates, rates, strict=True))
+    return not any(_holds(at_rate(one, one.traffic.request_rate / MARGIN), goal, space) for one in candidates)
 
 
 def smallest_fleets(
@@ -290,30 +283,36 @@ def smallest_fleets(
 
     Also those that do not, by name with the reason.
     """
-    counts = {kind: _predicted(kind, base, goal, space, most) for kind in servers}
-    gpus = {kind: count * kind.gpus(base) for kind, count in counts.items()}
-    refused = {
-        kind.name: f"predicted not to hold the load on {gpus_text(most)}" for kind in servers if not counts[kind]
-    }
-    able = [kind for kind in servers if counts[kind]]
-    paces_s = {kind: _ranked(copies(kind, base, counts[kind]).of(base), space)[0].seconds_per_token for kind in able}
-    order = sorted(able, key=lambda kind: (gpus[kind], paces_s[kind]))
-    worth = [kind for kind in order if gpus[kind] <= WORTH * gpus[order[0]]]
-    plain = [kind for kind in worth if kind.arch == "autoregressive"][:1]
-    finalists = list(dict.fromkeys([*worth[:MOST_FLEETS], *plain]))
-    refused |= {kind.name: f"predicted to need {gpus_text(gpus[kind])}" for kind in order if kind not in finalists}
-    fleets = _refined(base, goal, {kind: counts[kind] for kind in finalists}, most, space, bench)
-    known = {fleet.kind for fleet in fleets}
-    refused |= {kind.name: f"not meeting the goal on {gpus_text(most)}" for kind in finalists if kind.kind not in known}
-    return tuple(sorted(fleets, key=lambda kind: kind.gpus(base))), refused
+    every = {kind: _predicted(kind, base, goal, space, most) for kind in servers}
+    predicted = {kind: count for kind, count in every.items() if count}
+    fleets = {kind: copies(kind, base, count) for kind, count in predicted.items()}
+    gpus = {kind: fleet.gpus(base) for kind, fleet in fleets.items()}
+    pace_s = {kind: _ranked(fleet.of(base), space)[0].seconds_per_token for kind, fleet in fleets.items()}
+    order = sorted(fleets, key=lambda kind: (gpus[kind], pace_s[kind]))
+    finalists = _first_few([kind for kind in order if gpus[kind] <= WORTH * gpus[order[0]]])
+    least = _least(base, goal, {kind: predicted[kind] for kind in finalists}, most, space, bench)
+    refused = {}
+    for kind in servers:
+        if kind not in predicted:
+            refused[kind.name] = f"predicted not to hold the load on {gpus_text(most)}"
+        elif kind not in finalists:
+            refused[kind.name] = f"predicted to need {gpus_text(gpus[kind])}"
+        elif kind not in least:
+            refused[kind.name] = f"not meeting the goal on {gpus_text(most)}"
+    enough = (copies(kind, base, least[kind]) for kind in finalists if kind in least)
+    return tuple(sorted(enough, key=lambda fleet: fleet.gpus(base))), refused
 
 
 def largest_fleets(base: Experiment, servers: Sequence[Contender], most: int, space: Space) -> tuple[Contender, ...]:
     """As many of each kind of server as `most` GPUs hold: those that the formula predicts to be fastest."""
     whole = [copies(kind, base, most // kind.gpus(base)) for kind in servers if kind.gpus(base) <= most]
-    ranked = sorted(whole, key=lambda one: -_ranked(one.of(base), space)[0].tokens_per_s)
+    return tuple(_first_few(sorted(whole, key=lambda one: -_ranked(one.of(base), space)[0].tokens_per_s)))
+
+
+def _first_few(ranked: Sequence[Contender]) -> list[Contender]:
+    """The first few fleets, and the first without drafts."""
     plain = [one for one in ranked if one.arch == "autoregressive"][:1]
-    return tuple(dict.fromkeys([*ranked[:MOST_FLEETS], *plain]))
+    return list(dict.fromkeys([*ranked[:MOST_FLEETS], *plain]))
 
 
 def _predicted(kind: Contender, base: Experiment, goal: Goal, space: Space, most: int) -> int:
@@ -339,26 +338,27 @@ def _roomy(candidate: Experiment, space: Space) -> Experiment:
     return replace(candidate, server=replace(candidate.server, max_num_seqs=max(space.max_num_seqs)))
 
 
-def _refined(
-    base: Experiment, goal: Goal, counts: dict[Contender, int], most: int, space: Space, bench: Bench
-) -> list[Contender]:
-    """The fleets with the least replicas that meet the goal in a run at the whole load; without those that do not."""
-    if not counts:
-        return []
+def _least(
+    base: Experiment, goal: Goal, predicted: dict[Contender, int], most: int, space: Space, bench: Bench
+) -> dict[Contender, int]:
+    """The least replicas that meet the goal in a run at the whole load, where any do."""
 
     def fleet(server: Contender, count: int) -> Experiment:
         one = _roomy(goal.prepared(copies(server, base, count).of(base)), space)
         return with_best_length(one, space.lengths(one))
 
-    length = length_of(shortened(bench.sized(fleet(*next(iter(counts.items())))), RUN_SHARE))
     least: dict[Contender, int] = {}
+    sized = (bench.sized(fleet(server, count)) for server, count in predicted.items())
+    length = next((length_of(shortened(one, RUN_SHARE)) for one in sized), None)
 
     def too_few(asked: dict[Contender, int]) -> list[float]:
         """1 where the replicas do not meet the goal, else -1."""
+        assert length is not None
         rows = bench.rows([with_length(fleet(server, n), length) for server, n in asked.items()])
-        least.update((server, n) for (server, n), row in zip(asked.items(), rows, strict=True) if goal.met([row]))
-        return [-1 if goal.met([row]) else 1 for row in rows]
+        met = [goal.met([row]) for row in rows]
+        least.update((server, n) for (server, n), meets in zip(asked.items(), met, strict=True) if meets)
+        return [-1 if meets else 1 for meets in met]
 
-    limits = {server: Ends(0, most // server.gpus(base) + 1) for server in counts}
-    lockstep({server: find_edge(counts[server], limits[server], far=0) for server in counts}, too_few, {})
-    return [copies(server, base, least[server]) for server in counts if server in least]
+    limits = {server: Ends(0, most // server.gpus(base) + 1) for server in predicted}
+    lockstep({server: find_edge(count, limits[server], far=0) for server, count in predicted.items()}, too_few, {})
+    return least

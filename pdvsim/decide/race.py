@@ -42,7 +42,6 @@ class Contest:
     best: str
     others: tuple[str, ...]
     values: dict[str, Interval]
-    differences: dict[str, Interval]  # lead in the unit of the values
     leads: dict[str, Interval]  # lead relative to the other's value, per seed
     unsure: tuple[str, ...]  # without significant difference from the best
     alike: tuple[str, ...]  # of these, the ones not significant even without the profile's error
@@ -70,20 +69,8 @@ class Contest:
         return percent(lead.mean) if lead.mean >= LARGE else f"{cell(lead, 1, 100, '+')} %"
 
     def document(self) -> dict[str, Any]:
-        """The best, its leads over the others, and their significance."""
-        return {
-            "best": self.best,
-            "sure": self.sure,
-            "not_significant": list(self.unsure),
-            "alike_by_seeds": list(self.alike),
-            "confidence_of_each": self.confidence,
-            "leads_up_to_do_not_count": self.thresholds,
-            "seeds": self.seeds,
-            "values": self.values,
-            "leads": {
-                other: {"difference": self.differences[other], "relative": self.leads[other]} for other in self.others
-            },
-        }
+        """All of it as plain data."""
+        return {"sure": self.sure, **vars(self)}
 
 
 class Finals(NamedTuple):
@@ -174,34 +161,26 @@ def contest(
     `comparisons` is the number that share the 5% chance of error; default: those made here. A lead is not significant
     if its interval reaches below the indifference or the larger of both contenders' `errors`.
     """
-    means = {name: interval(sample) for name, sample in values.items()}
+    means, off = {name: interval(sample) for name, sample in values.items()}, errors or {}
     seeds = max(map(len, values.values()))
     best = max((name for name in values if len(values[name]) == seeds), key=lambda name: sign * means[name].mean)
-    ahead_by = {  # paired, on the seeds that both ran
-        other: [sign * (mine - theirs) for mine, theirs in zip(values[best], values[other], strict=False)]
-        for other in values
-        if other != best
-    }
 
     def distance(other: str) -> tuple[float, float]:
         """Differences from the best on the seeds that both ran; rounding must not change the order of the means."""
         mine = interval(values[best][: len(values[other])]).mean
         return sign * (mine - means[other].mean), -sign * means[other].mean
 
-    others = tuple(sorted(ahead_by, key=distance))
+    others = tuple(sorted((name for name in values if name != best), key=distance))
     confidence = corrected(comparisons or len(others))
-    off = errors or dict.fromkeys(values, 0.0)
-    thresholds = {other: max(indifference, off[best], off[other]) for other in others}
-    differences, leads, here = {}, {}, {}
-    for other in others:
-        differences[other] = interval(ahead_by[other], confidence)
-        both = len(ahead_by[other])
-        ahead = [sign * share for share in shares(values[best][:both], values[other][:both])]
+    thresholds = {other: max(indifference, off.get(best, 0.0), off.get(other, 0.0)) for other in others}
+    leads, here = dict[str, Interval](), dict[str, Interval]()
+    for other in others:  # paired, on the seeds that both ran
+        ahead = [sign * share for share in shares(values[best][: len(values[other])], values[other])]
         leads[other], here[other] = interval(ahead, confidence), interval(ahead, corrected(len(others)))
     unsure = tuple(other for other in others if not exceeds(leads[other], thresholds[other]))
     alike = tuple(other for other in others if not here[other].mean - here[other].half_width > indifference)
     ordered = {name: means[name] for name in (best, *others)}
-    return Contest(best, others, ordered, differences, leads, unsure, alike, confidence, thresholds, seeds)
+    return Contest(best, others, ordered, leads, unsure, alike, confidence, thresholds, seeds)
 
 
 def corrected(comparisons: int) -> float:

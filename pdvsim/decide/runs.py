@@ -65,12 +65,15 @@ class Bench:
         # longest first: a long run started last would leave cores idle; numbered, as points finish in any order
         new.sort(key=lambda experiment: -experiment.traffic.num_prompts)
         points = [Point("request_rate", e.traffic.request_rate, at, e) for at, e in enumerate(new)]
-        before = self.runs
+        before, rows = self.runs, list[Row]()
         try:
-            self._keep(new, run(points, Backend(self.jobs), lambda done: self.progress(before + done), self._kept))
+            rows = run(points, Backend(self.jobs), lambda done: self.progress(before + done), self._kept)
         except SweepInterrupted as stop:
-            self._keep(new, stop.rows)
+            rows = stop.rows
             raise
+        finally:
+            self._known |= {new[row["run"]]: row for row in rows}
+            self.runs += len(rows)
         return self.known(asked) or []
 
     @contextmanager
@@ -128,10 +131,6 @@ class Bench:
             alone = replace(server, pair=f"none:{server.pair.partition(':')[2]}", drafter=None)
             experiment = replace(experiment, server=alone)
         return applicable(experiment if self.band else without_band(experiment))
-
-    def _keep(self, experiments: Sequence[Experiment], rows: list[Row]) -> None:
-        self._known |= {experiments[row["run"]]: row for row in rows}
-        self.runs += len(rows)
 
 
 def without_band(experiment: Experiment) -> Experiment:
