@@ -28,7 +28,7 @@ from pdvsim.decide.error import lead_error
 from pdvsim.decide.figures import advice_pictures
 from pdvsim.decide.formula import Formula
 from pdvsim.decide.goal import Goal
-from pdvsim.decide.race import contest, contest_of
+from pdvsim.decide.race import contest
 from pdvsim.decide.runs import Bench, at_acceptance, at_rate
 from pdvsim.decide.space import Space, complexity
 from pdvsim.decide.surroundings import RUN_SHARE, Rivalry
@@ -101,19 +101,6 @@ def test_the_text_says_what_the_document_says() -> None:
         assert f"{section}\n{'-' * len(section)}" in text
     assert document["search"]["left_out"] == []
     assert f" {20 / whole_advice().holds(whole_advice().best).mean:.0%} of the rate that it holds" in text
-
-
-def test_drafts_are_advised_against_where_no_finalist_that_drafts_meets_the_goal() -> None:
-    whole, plain = whole_advice(), "autoregressive"
-    rows = {
-        name: mine if name == plain else [row | {"stability": "overloaded"} for row in mine]
-        for name, mine in whole.finals.rows.items()
-    }
-    held = contest_of(rows, whole.question.goal, whole.finalists, 0.01)
-    assert held.others == ()
-    finals = whole.finals._replace(rows=rows, contest=held)
-    advice = replace(whole, finals=finals, best=plain, capacity=None)
-    assert "do not enable speculation: no setting that drafts meets the goal" in str(advice)
 
 
 BASE = Experiment(

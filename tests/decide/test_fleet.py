@@ -7,6 +7,7 @@ import re
 import shlex
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -275,36 +276,23 @@ def test_a_models_own_mtp_layers_are_known_by_its_configuration(tmp_path: Path) 
     assert Server("deepseek-v3").pair == "mtp-deepseek-v3:deepseek-v3"
 
 
-def test_a_head_that_nobody_published_is_called_hypothetical() -> None:
-    load = {"concurrency": 1, "num_prompts": 8, "num_runs": 2, "budget": 9, "jobs": 1, "acceptance_rate": 0.9}
-    named = {"model": "mixtral-8x7b", "drafter": "eagle3", "tensor_parallel_size": 2}
-    advice = pdvsim.advise(**named, arch=["autoregressive", "colocated"], num_speculative_tokens=2, **load)
-    note = "note: hypothetical: no EAGLE-3 head of mixtral-8x7b is known"
-    assert advice.recommended.speculates
-    assert note in str(advice).partition("Asked\n")[0]
-
-
-def test_an_acceptance_of_another_model_is_noted_with_its_break_even() -> None:
-    load = {"concurrency": 2, "num_prompts": 24, "num_runs": 2, "budget": 120, "jobs": 1, "controller": "fixed"}
-    fixed = {"arch": ["autoregressive", "colocated"], "max_num_seqs": 64, "max_num_batched_tokens": 2048}
-    advice = pdvsim.advise(model="qwen3-8b", drafter="eagle3", **fixed, **load)
-    verdict = str(advice).partition("Asked\n")[0]
-    assert "note: acceptance as recorded with Llama-3.1-8B (not with qwen3-8b): sharegpt-eagle3" in verdict
-    assert "acceptance of colocated below" in str(advice)
-    own = pdvsim.advise(model="llama-3.1-8b", drafter="eagle3", **fixed, **load | {"budget": 9})
-    assert "recorded with" not in str(own).partition("Asked\n")[0]
-
-
-def test_a_published_acceptance_is_named_in_the_verdict_and_ones_own_is_asked_for() -> None:
-    load = {"concurrency": 1, "num_prompts": 8, "num_runs": 2, "budget": 9, "jobs": 1}
-    fixed = {"arch": ["autoregressive", "colocated"], "num_speculative_tokens": 1}
-    advice = pdvsim.advise(model="mimo-7b", drafter="mtp", **fixed, **load)
-    assert advice.recommended.speculates
-    verdict, _, rest = str(advice).partition("Asked\n")
-    assert re.search("note: .*mtp.* published: .*25136", verdict)
-    assert "--acceptance-from" in rest
-    own = pdvsim.advise(model="mimo-7b", drafter="mtp", acceptance_rate=0.8, **fixed, **load)
-    assert "as published" not in str(own)
+@pytest.mark.parametrize(
+    ("named", "note"),
+    [
+        ({"model": "mixtral-8x7b", "drafter": "eagle3", "tensor_parallel_size": 2}, "hypothetical: no EAGLE-3 head of"),
+        (
+            {"model": "qwen3-8b", "drafter": "eagle3"},
+            r"recorded with Llama-3.1-8B \(not with qwen3-8b\): sharegpt-eagle3",
+        ),
+        ({"model": "mimo-7b", "drafter": "mtp"}, "note: .*mtp.* published: .*25136"),
+        ({"model": "mimo-7b", "drafter": "mtp", "acceptance_rate": 0.8}, None),
+        ({"model": "llama-3.1-8b", "drafter": "eagle3"}, None),
+    ],
+)
+def test_an_acceptance_that_was_not_measured_is_named_in_the_verdict(named: dict[str, Any], note: str | None) -> None:
+    load = {"concurrency": 1, "num_prompts": 8, "num_runs": 2, "budget": 9, "jobs": 1, "num_speculative_tokens": 1}
+    verdict = str(pdvsim.advise(**named, arch=["autoregressive", "colocated"], **load)).partition("Asked\n")[0]
+    assert re.search(note, verdict) if note else "note:" not in verdict
 
 
 @pytest.mark.parametrize(("rate", "k"), [(0.3, 1), (0.6, 3), (0.8, 5)])

@@ -24,9 +24,8 @@ from pdvsim.decide.advice import Advice
 from pdvsim.decide.formula import Formula
 from pdvsim.decide.goal import Goal
 from pdvsim.decide.race import race
-from pdvsim.decide.runs import Bench, at_acceptance, at_rate
+from pdvsim.decide.runs import Bench, at_acceptance
 from pdvsim.decide.space import CONTROLLERS, EXCLUDED, Space
-from pdvsim.decide.surroundings import Rivalry
 from pdvsim.decide.tune import APART, CLOSE, SEEDS, Search, most_runs, tuned
 from pdvsim.sim.config import Experiment, Hardware, Server, Traffic
 from pdvsim.sim.metrics.steady import Length
@@ -136,21 +135,6 @@ def test_a_budget_that_runs_out_is_counted_by_turns() -> None:
     assert search.skipped > 0
     assert set(best) == {"colocated", "pd", "pdv"}
     assert [c.arch for c in search.figures][:3] == ["colocated", "pd", "pdv"]
-
-
-def test_flips_tune_the_drafts_again_where_they_look() -> None:
-    """Also of a choice that drafts nothing at the load asked about; but not what the user gave."""
-    undrafted = replace(LOAD, server=Server(num_speculative_tokens=0))
-    search = Search(Goal("e2el"), Space(("colocated",)))
-    who = Rivalry({"colocated": undrafted}, search, 5, Bench(1))
-    for acceptance, drafts in ((0.0, {0}), (0.95, {4, 5, 6, 7, 8})):
-        assert who.placed(at_acceptance(undrafted, acceptance)).server.num_speculative_tokens in drafts
-    plain_too = replace(who, search=replace(search, space=Space(("autoregressive", "colocated"))))
-    here = at_acceptance(replace(undrafted, arch="colocated"), 0.0)
-    assert plain_too.placed(here).server.num_speculative_tokens == 1  # 0 is the other's
-    given = replace(who, search=replace(search, space=Space(draft_lengths=(3,))))
-    mine = replace(LOAD, server=Server(num_speculative_tokens=3))
-    assert given.placed(at_rate(mine, 5.0)).server.num_speculative_tokens == 3
 
 
 def test_an_objective_that_the_traffic_has_no_figure_of_is_refused() -> None:
