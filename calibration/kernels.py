@@ -11,7 +11,7 @@ from __future__ import annotations
 import io
 import json
 import zipfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -101,14 +101,10 @@ def pack(
     if gpu.name not in SYSTEMS:
         raise ValueError(f"--gpu {gpu.name}: kernel tables are known of {', '.join(SYSTEMS)}")
     source = _Source(folder, SYSTEMS[gpu.name], engine)
-    arrays: Arrays = {}
-    arrays |= _products(source.table("gemm", "gemm_perf"))
-    decode, prompts = (
-        source.table("attention", "generation_attention_perf"),
-        source.table("attention", "context_attention_perf"),
-    )
+    arrays = _products(source.table("gemm", "gemm_perf"))
+    decode, prompts = (source.table("attention", f"{phase}_attention_perf") for phase in ("generation", "context"))
     arrays |= _attention("decode", {"rows": "batch_size", "context": "step"}, decode)
-    arrays |= _attention("prefill", {"length": "isl"}, prompts[prompts.batch_size == 1])
+    arrays |= _attention("prefill", {"length": "isl"}, prompts)
     reduces = source.table("comm", "custom_allreduce_perf")
     if (like := RACKS.get(gpu.name)) is not None:
         rack = _Source(folder, SYSTEMS[like], engine).table("comm", "custom_allreduce_perf")
@@ -118,7 +114,10 @@ def pack(
         if (table := source.optional(op, name)) is not None:
             arrays |= pack_one(table)
         packed_one()
-    arrays |= _whole(WHOLE, source) | _exchange(source)
+    arrays |= _whole(WHOLE, source)
+    if (table := source.optional("comm", "nccl_perf", engine="nccl")) is not None:
+        arrays |= _nccl(table)
+    arrays |= _deepep(source) | _nodes(source)
     borrowed = BORROWED.get((engine, gpu.name), {})
     for kind, owner in borrowed.items():
         lender = _Source(folder, SYSTEMS[gpu.name], owner)
@@ -127,8 +126,9 @@ def pack(
     if gpu.name in BLACKWELL:
         there = [card for card in (gpu.name, ONE_CHIP[gpu.name]) if _root(folder, SYSTEMS[card])]
         arrays |= _whole(SENT, *(_Source(folder, SYSTEMS[card], "trtllm") for card in there), kinds=SENT_KINDS)
-        if _root(folder, SYSTEMS[NVLINK_TIMED]):
-            arrays |= _nvlink(_Source(folder, SYSTEMS[NVLINK_TIMED], "trtllm"))
+        timed = _Source(folder, SYSTEMS[NVLINK_TIMED], "trtllm") if _root(folder, SYSTEMS[NVLINK_TIMED]) else None
+        if timed and (table := timed.optional("comm", "trtllm_alltoall_perf")) is not None:
+            arrays |= _nvlink(table)
     about = {
         "borrowed": borrowed
         | ({"all-reduces of 8 and 16 GPUs": RACKS[gpu.name]} if gpu.name in RACKS else {})
@@ -253,31 +253,45 @@ def _version(path: Path) -> list[int]:
 
 
 def _timed(
-    prefix: str, table: pd.DataFrame, axes: dict[str, str], coded: Arrays | None = None, largest_first: bool = False
+    prefix: str,
+    table: pd.DataFrame,
+    axes: Mapping[str, str],
+    points: tuple[str, list[str]] | None = None,
+    padded: bool = False,
 ) -> Arrays:
     """Packed times on the grid of a table's columns, with the values of each axis; of several kernels the fastest.
 
-    `coded` is what the numbers in the column `code`, the first axis, stand for. With `largest_first` no size takes
-    longer than a larger one, which it could be padded to: what does is a hiccup.
+    `points`, the first axis, are the distinct values of several columns together, under one name. Where shapes can be
+    `padded` to a larger one, no size takes longer than that: what does is a hiccup.
     """
-    columns = [*(["code"] if coded else []), *axes.values()]
+    arrays, columns = Arrays(), list(axes.values())
+    if points is not None:
+        name, several = points
+        arrays[name] = table[several].drop_duplicates().to_numpy(np.int32 if name == "shapes" else np.int16)
+        table, columns = table.assign(code=table.groupby(several, sort=False).ngroup()), ["code", *columns]
     values = [np.sort(table[column].unique()) for column in columns]
     times = np.full([len(each) for each in values], np.inf)
     places = tuple(np.searchsorted(each, table[column]) for each, column in zip(values, columns, strict=True))
     np.minimum.at(times, places, table.latency.to_numpy(float) * 1e-3)
-    if largest_first:
+    if padded:
         known = np.isfinite(times)
         for axis in range(times.ndim):
             times = np.flip(np.minimum.accumulate(np.flip(times, axis), axis), axis)
         times = np.where(known, times, np.inf)
-    sizes = dict(zip(axes, (each.astype(np.int32) for each in values[-len(axes) :]), strict=True))
-    return {f"{prefix}/{name}": array for name, array in ((coded or {}) | sizes | {"t": packed(times)}).items()}
+    arrays |= dict(zip(axes, (each.astype(np.int32) for each in values[-len(axes) :]), strict=True))
+    return {f"{prefix}/{name}": array for name, array in (arrays | {"t": packed(times)}).items()}
 
 
-def _coded(table: pd.DataFrame, columns: list[str]) -> tuple[NDArray[Any], pd.DataFrame]:
-    """The distinct values of some columns, and the table with the number of each row's as its `code`."""
-    distinct = table[columns].drop_duplicates()
-    return distinct.to_numpy(), table.assign(code=table.groupby(columns, sort=False).ngroup())
+def _by_kind(
+    name: str, kinds: str | pd.Series[str], axes: Mapping[str, str], table: pd.DataFrame, **more: Any
+) -> Arrays:
+    """One grid for each value of a column or of `kinds`, as of the KV cache; prompts are timed alone."""
+    table = table.assign(kind=table[kinds] if isinstance(kinds, str) else kinds)
+    table = table[table.batch_size == 1] if "isl" in axes.values() else table
+    arrays = Arrays()
+    for kind, part in table.groupby("kind"):
+        arrays |= _timed(f"{name}/{kind}", part, axes, **more)
+    return arrays
 
 
 def _together(table: pd.DataFrame, by: list[str], step: str, steps: int) -> pd.DataFrame:
@@ -288,47 +302,37 @@ def _together(table: pd.DataFrame, by: list[str], step: str, steps: int) -> pd.D
     return each.sum(axis=1, skipna=False).rename("latency").dropna().reset_index()
 
 
-def _by(table: pd.DataFrame, column: str) -> Iterator[tuple[str, pd.DataFrame]]:
-    """The table in parts, by the values of a column."""
-    for value in sorted(table[column].unique()):
-        yield str(value), table[table[column] == value]
-
-
-def _by_kind(name: str, column: str, axes: dict[str, str], table: pd.DataFrame, largest_first: bool = False) -> Arrays:
-    """One grid for each value of a column, as of the KV cache; prompts are timed alone."""
-    if "isl" in axes.values():
-        table = table[table.batch_size == 1]
-    arrays: Arrays = {}
-    for kind, part in _by(table, column):
-        arrays |= _timed(f"{name}/{kind}", part, axes, largest_first=largest_first)
-    return arrays
-
-
 def _products(table: pd.DataFrame) -> Arrays:
     table = table[(table.n >= LEAST_SIDE) & (table.k >= LEAST_SIDE) & table.gemm_dtype.isin(list(ITEM_BYTES))]
     least = table.groupby("gemm_dtype").latency.transform("min")
     quick = least <= MOST_WAIT * table[table.gemm_dtype == "bfloat16"].latency.min()
-    return _by_kind("gemm", "gemm_dtype", {axis: axis for axis in "mnk"}, table[quick], largest_first=True)
+    return _by_kind("gemm", "gemm_dtype", {axis: axis for axis in "mnk"}, table[quick], padded=True)
 
 
-def _attention(name: str, axes: dict[str, str], table: pd.DataFrame) -> Arrays:
+def _attention(name: str, axes: Mapping[str, str], table: pd.DataFrame) -> Arrays:
     """Attention by head size, cache and window, over pairs of query and KV heads."""
     table = table.assign(window_size=table.get("window_size", 0))
     table = table[table.window_size.isin(WINDOWS) & (table.num_heads >= table.num_key_value_heads)]
     if "attn_dtype" in table and (table.attn_dtype == "bfloat16").any():
         table = table[table.attn_dtype == "bfloat16"]
     table = table[table.head_dim <= WIDEST_HEAD]
-    names = table.head_dim.astype(str) + "-" + table.kv_cache_dtype + "-" + table.window_size.astype(int).astype(str)
-    arrays: Arrays = {}
-    for kind, part in _by(table.assign(name=names), "name"):
-        pairs, part = _coded(part, ["num_heads", "num_key_value_heads"])
-        arrays |= _timed(f"{name}/{kind}", part, axes, {"pairs": pairs.astype(np.int16)})
-    return arrays
+    kinds = table.head_dim.astype(str) + "-" + table.kv_cache_dtype + "-" + table.window_size.astype(int).astype(str)
+    return _by_kind(name, kinds, axes, table, points=("pairs", ["num_heads", "num_key_value_heads"]))
+
+
+def _experts(table: pd.DataFrame, name: str = "moe", more: tuple[str, ...] = ()) -> Arrays:
+    def routing(known: pd.Series[str]) -> str:
+        return next(each for each in ROUTING if (known == each).any())
+
+    table = table[table.distribution == table.groupby("moe_dtype").distribution.transform(routing)]
+    table = table.assign(inner=table.inter_size // table.moe_tp_size)
+    shape = ["hidden_size", "inner", "topk", "num_experts", *more]
+    return _by_kind(name, "moe_dtype", {"tokens": "num_tokens"}, table, points=("shapes", shape))
 
 
 def _whole(parts: tuple[tuple[str, str, bool], ...], *sources: _Source, kinds: tuple[str, ...] = ()) -> Arrays:
     """Whole experts on several GPUs, by `WHOLE` or `SENT`; of several sources the fastest."""
-    arrays: Arrays = {}
+    arrays = Arrays()
     for name, spread, even in parts:
         tables = [table for one in sources if (table := one.optional("moe", "moe_perf", spread)) is not None]
         if not tables:
@@ -344,46 +348,56 @@ def _whole(parts: tuple[tuple[str, str, bool], ...], *sources: _Source, kinds: t
     return arrays
 
 
-def _exchange(source: _Source) -> Arrays:
-    """Collectives of NCCL by all values, and DeepEP's dispatch and combine by tokens of a rank."""
-    arrays: Arrays = {}
-    table = source.optional("comm", "nccl_perf", engine="nccl")
-    if table is not None:
-        table = table[table.op_name.isin(("all_gather", "reduce_scatter")) & (table.nccl_dtype == "half")]
-        arrays |= _by_kind("nccl", "op_name", {"gpus": "num_gpus", "elements": "message_size"}, table)
-    for mode, part in _deepep(source):
-        arrays |= _timed(f"deepep/{mode}", part, HIDDEN_BY_TOKENS)
-    return arrays | _nodes(source)
+def _reduce(table: pd.DataFrame) -> Arrays:
+    if "backend" in table and table.backend.str.contains("graph").any():
+        table = table[table.backend.str.contains("graph")]
+    return _timed("reduce/graph", table, {"gpus": "num_gpus", "elements": "message_size"})
 
 
-def _nvlink(source: _Source) -> Arrays:
+def _nccl(table: pd.DataFrame) -> Arrays:
+    table = table[table.op_name.isin(("all_gather", "reduce_scatter")) & (table.nccl_dtype == "half")]
+    return _by_kind("nccl", "op_name", {"gpus": "num_gpus", "elements": "message_size"}, table)
+
+
+def _nvlink(table: pd.DataFrame) -> Arrays:
     """TensorRT-LLM's exchange over NVLink, by what it sends, ranks and tokens of a rank: all steps together."""
-    arrays: Arrays = {}
-    table = source.optional("comm", "trtllm_alltoall_perf")
-    if table is None:
-        return {}
     table = table[(table.kernel_source == "NVLinkTwoSided") & table.op_name.isin(NVLINK_STEPS)]
-    for kind, part in _by(table, "moe_dtype"):
-        whole = _together(part, ["moe_ep_size", "num_tokens"], "op_name", 1)
-        arrays |= _timed(f"nvlink/{kind}", whole, {"ranks": "moe_ep_size", "tokens": "num_tokens"})
+    whole = _together(table, ["moe_dtype", "moe_ep_size", "num_tokens"], "op_name", 1)
+    return _by_kind("nvlink", "moe_dtype", {"ranks": "moe_ep_size", "tokens": "num_tokens"}, whole)
+
+
+def _deepep(source: _Source) -> Arrays:
+    """DeepEP's dispatch and combine in two modes, low latency and high throughput, by size and tokens of a rank."""
+    sizes, arrays = list(HIDDEN_BY_TOKENS.values()), Arrays()
+    if source.engine == "sglang":
+        for mode, (name, field) in DEEPEP.items():
+            table = source.optional("comm", f"wideep_deepep_{name}_perf")
+            if table is not None:
+                table = table[(table.num_topk == TOPK) & (table.node_num == 1)].rename(columns={"num_token": sizes[1]})
+                arrays |= _timed(f"deepep/{mode}", _both_ways(table, field), HIDDEN_BY_TOKENS)
+    elif (table := source.optional("comm", "moe_a2a_perf")) is not None:
+        table = table[(table.topk == TOPK) & table.comm_dtype.isin(("default", "bfloat16")) & (table.node_num == 1)]
+        for mode in DEEPEP:
+            whole = _together(table[table.comm_backend.str.endswith(mode)], sizes, "phase", 1)
+            if len(whole):
+                arrays |= _timed(f"deepep/{mode}", whole.assign(latency=whole.latency * 1e-3), HIDDEN_BY_TOKENS)
     return arrays
 
 
 def _nodes(source: _Source) -> Arrays:
     """DeepEP on one node and on several, by tokens of a rank: timed in SGLang for one model."""
-    arrays: Arrays = {}
+    arrays = Arrays()
     for mode, (name, field) in DEEPEP.items():
         for path in source.paths("comm", f"wideep_deepep_{name}_perf", "sglang"):
             table = pd.read_parquet(path)
             part = _both_ways(table[(table.num_topk == TOPK) & (table.num_experts == NODES_EXPERTS)], field)
             common = part.groupby("num_token").node_num.nunique()
             part = part[part.num_token.isin(common[common == part.node_num.nunique()].index)]
-            if part.node_num.nunique() == 1 or not len(part):
-                continue
-            prefix = f"deepep-nodes/{mode}"
-            arrays |= _timed(prefix, part, {"nodes": "node_num", "tokens": "num_token"})
-            arrays[f"{prefix}/hidden"] = part.hidden_size.unique().astype(np.int32)
-            break
+            if part.node_num.nunique() > 1:
+                prefix = f"deepep-nodes/{mode}"
+                arrays |= _timed(prefix, part, {"nodes": "node_num", "tokens": "num_token"})
+                arrays[f"{prefix}/hidden"] = part.hidden_size.unique().astype(np.int32)
+                break
     return arrays
 
 
@@ -394,63 +408,22 @@ def _both_ways(table: pd.DataFrame, field: str) -> pd.DataFrame:
     return table.assign(latency=(table[f"dispatch_{field}"] + table[f"combine_{field}"]) * 1e-3)
 
 
-def _deepep(source: _Source) -> Iterator[tuple[str, pd.DataFrame]]:
-    """Milliseconds of its two modes, low latency and high throughput, by size of a token and tokens of a rank."""
-    sizes = list(HIDDEN_BY_TOKENS.values())
-    if source.engine == "sglang":
-        for mode, (name, field) in DEEPEP.items():
-            table = source.optional("comm", f"wideep_deepep_{name}_perf")
-            if table is not None:
-                table = table[(table.num_topk == TOPK) & (table.node_num == 1)].rename(columns={"num_token": sizes[1]})
-                yield mode, _both_ways(table, field)
-        return
-    table = source.optional("comm", "moe_a2a_perf")
-    if table is not None:
-        table = table[(table.topk == TOPK) & table.comm_dtype.isin(("default", "bfloat16")) & (table.node_num == 1)]
-        for mode in ("ll", "ht"):
-            whole = _together(table[table.comm_backend.str.endswith(mode)], sizes, "phase", 1)
-            if len(whole):
-                yield mode, whole.assign(latency=whole.latency * 1e-3)
-
-
-def _experts(table: pd.DataFrame, name: str = "moe", more: tuple[str, ...] = ()) -> Arrays:
-    arrays: Arrays = {}
-    for kind, part in _by(table, "moe_dtype"):
-        routing = next(name for name in ROUTING if (part.distribution == name).any())
-        part = part[part.distribution == routing]
-        part = part.assign(inner=part.inter_size // part.moe_tp_size)
-        shapes, part = _coded(part, ["hidden_size", "inner", "topk", "num_experts", *more])
-        arrays |= _timed(f"{name}/{kind}", part, {"tokens": "num_tokens"}, {"shapes": shapes.astype(np.int32)})
-    return arrays
-
-
-def _reduce(table: pd.DataFrame) -> Arrays:
-    if "backend" in table and table.backend.str.contains("graph").any():
-        table = table[table.backend.str.contains("graph")]
-    return _timed("reduce/graph", table, {"gpus": "num_gpus", "elements": "message_size"})
-
-
 def _sparse(kind: str, prompts: bool, table: pd.DataFrame) -> Arrays:
     """Self-selecting modules of sparse attention, by the hidden size of their models and by cache: products included.
 
     With the products that all engines timed: bfloat16 where it was, and compressed attention as it is served.
     """
     compressed = kind in ("csa", "hca")
-    table = table[table.num_heads >= LEAST_SPARSE_HEADS]
-    if prompts:
-        table, axes = table[(table.batch_size == 1) & (table.step == 0)], PROMPT_BY_HEADS
-    else:
-        longest = LONGEST_CONTEXT if compressed else 1 << 20
-        table, axes = table[table.step.between(LEAST_SPARSE_CONTEXT, longest)], DECODE_BY_HEADS
+    least, most = (0, 0) if prompts else (LEAST_SPARSE_CONTEXT, LONGEST_CONTEXT if compressed else 1 << 20)
+    table = table[(table.num_heads >= LEAST_SPARSE_HEADS) & table.step.between(least, most)]
     table = table[~table.op_name.str.contains("skip") & table.model.isin(list(SPARSE_MODELS))]
+    table = table[table.batch_size == 1] if prompts else table
     hidden = table.model.map(SPARSE_MODELS).astype(int)
     products = table.groupby(hidden).gemm_type.transform("max" if compressed else "min")
-    table = table.assign(name=kind + "-" + hidden.astype(str) + "-" + table.kv_cache_dtype)[table.gemm_type == products]
-    arrays: Arrays = {}
-    for name, part in _by(table, "name"):
-        prefix = f"sparse-{'prefill' if prompts else 'decode'}/{name}"
-        arrays |= _timed(prefix, part, axes) | {f"{prefix}/products": np.array(part.gemm_type.iloc[0])}
-    return arrays
+    kinds = (kind + "-" + hidden.astype(str) + "-" + table.kv_cache_dtype)[table.gemm_type == products]
+    table, name = table[table.gemm_type == products], f"sparse-{'prefill' if prompts else 'decode'}"
+    used = {f"{name}/{of}/products": np.array(each) for of, each in table.gemm_type.groupby(kinds).first().items()}
+    return _by_kind(name, kinds, PROMPT_BY_HEADS if prompts else DECODE_BY_HEADS, table) | used
 
 
 def _streams(table: pd.DataFrame) -> Arrays:
@@ -460,16 +433,14 @@ def _streams(table: pd.DataFrame) -> Arrays:
 
 def _states(kind: str, table: pd.DataFrame) -> Arrays:
     """Kernels of layers that keep a state: rows of one token, and one prompt; the convolution and the update."""
-    arrays: Arrays = {}
-    heads = ["num_v_heads", "num_k_heads"]
+    arrays = Arrays()
     for phase, name, size in (("generation", "decode", "batch_size"), ("context", "prefill", "seq_len")):
         part = table[(table.phase == phase) & ((table.batch_size == 1) | (phase == "generation"))]
         # of several kernels that do the same the fastest, and then one of each
         part = part.assign(conv=part.kernel_source.str.contains("conv1d"))
-        each = _together(part, [*heads, size], "conv", 2)
+        each = _together(part, ["num_v_heads", "num_k_heads", size], "conv", 2)
         if len(each):
-            pairs, each = _coded(each, heads)
-            arrays |= _timed(f"state-{name}/{kind}", each, {"at": size}, {"heads": pairs[:, ::-1].astype(np.int16)})
+            arrays |= _timed(f"state-{name}/{kind}", each, {"at": size}, ("heads", ["num_k_heads", "num_v_heads"]))
     return arrays
 
 

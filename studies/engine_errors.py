@@ -13,8 +13,7 @@ from pathlib import Path
 import numpy as np
 
 from pdvsim.bench.join import of_metric
-from pdvsim.calibration.validate.servers import read_rows
-from pdvsim.calibration.validate.silicon import PredictedRow, joined, ratios
+from pdvsim.calibration.validate.servers import PredictedRow, joined, ratios, read_rows
 
 LEAST_ROWS = 20  # of an engine on a card
 

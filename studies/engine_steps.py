@@ -20,8 +20,7 @@ from scipy.optimize import lsq_linear
 
 from pdvsim.bench.join import of_metric
 from pdvsim.bench.pool import parallel_map
-from pdvsim.calibration.validate.servers import SiliconRow, not_simulated, read_rows
-from pdvsim.calibration.validate.silicon import PredictedRow, predict
+from pdvsim.calibration.validate.servers import PredictedRow, SiliconRow, not_simulated, predict, read_rows
 from pdvsim.sim.engines.profiles import engine_profile
 from pdvsim.sim.prices.parts import ModelKernels, expert_kind, product_kind
 from pdvsim.sim.prices.steps import EngineStep

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
-from pdvsim.calibration.fit.gaps import join_s, read_gaps
+from pdvsim.calibration.fit.service import join_s, read_gaps
 from pdvsim.calibration.validate.served import SHIPPED, read_runs
 from pdvsim.sim.prices.pace import pace_in
 from pdvsim.sim.prices.profile import builtin

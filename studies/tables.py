@@ -48,7 +48,7 @@ def both(errors: Mapping[str, float]) -> str:
 
 
 def overall(part: Mapping[str, Any]) -> str:
-    return both({"median": part["median_abs_error"], "p95": part["p95_abs_error"]})
+    return both(part["by"]["all"]["all"])
 
 
 def markdown(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
@@ -60,10 +60,10 @@ def errors(validation: Document) -> str:
     """By metric: visible runs without and with their machine's pace, held-out ones, repeats."""
     held, paced = validation["held_out"], validation["paced"]
     parts = [validation, paced["after"], held, validation["spread"]]
-    counts = (len(validation["runs"]), paced["runs"], len(held["runs"]), validation["spread"]["runs"])
+    counts = [part["by"]["all"]["all"]["rows"] for part in parts]
     heads = ("{} runs", "{} of them, pace known", "{} held-out runs", "{} real runs repeated")
     rows = [["all", *map(overall, parts)]]
-    rows += [[name, *(both(part["by_metric"][metric]) for part in parts)] for metric, name in METRICS.items()]
+    rows += [[name, *(both(part["by"]["metric"][metric]) for part in parts)] for metric, name in METRICS.items()]
     return markdown(["metric", *(head.format(count) for head, count in zip(heads, counts, strict=True))], rows)
 
 
@@ -71,7 +71,7 @@ def weak(validation: Document) -> str:
     """Groups of visible runs by their 95th percentile over all metrics: strong up to a tenth."""
     rows = []
     for key, way in WAYS.items():
-        ordered = sorted(validation[f"by_{key}"].items(), key=lambda group: group[1]["p95"])
+        ordered = sorted(validation["by"][key].items(), key=lambda group: group[1]["p95"])
         entries = [(name, part["p95"], f"{name} {percent(part['p95'])}") for name, part in ordered]
         strong, weak = ([text for _, p95, text in entries if (p95 <= STRONG) == side] for side in (True, False))
         if len(strong) >= MANY:

@@ -365,13 +365,13 @@ def fit_corun(
         ]
     )
     rows["measured"] = measured(groups)
-    rows["by_shape"] = _held_out(groups, [fold[g.shapes] for g in groups], progress)
-    rows["by_models"] = _held_out(groups, [g.models for g in groups], progress)
+    rows["by_shape"] = held_out(groups, [fold[g.shapes] for g in groups], progress)
+    rows["by_models"] = held_out(groups, [g.models for g in groups], progress)
     rows["no_triples"] = slowdowns(groups, replace(fit, crowd_weight=None, crowd_hold=1.0), ratios)
     return Corun(fit, ratios, rows)
 
 
-def _held_out(groups: Sequence[Group], parts: Sequence[str | int], progress: Callable[[], None]) -> Floats:
+def held_out(groups: Sequence[Group], parts: Sequence[str | int], progress: Callable[[], None]) -> Floats:
     """Each member's slowdown as a fit on the other parts predicts it; nan where those hold no pairs."""
     predicted = np.full(len(measured(groups)), np.nan)
     of_member = np.array([part for part, group in zip(parts, groups, strict=True) for _ in group.members])

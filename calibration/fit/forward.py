@@ -38,10 +38,12 @@ ATTENTION_ROW_KNOTS = (1, 2, 4, 8, 16, 32, 48, 64, 128)
 # The weights of what is believed beforehand, against a relative error of one: decisive only where no point lies.
 SMOOTHNESS = 0.1  # of the layers' time over the roofline, per square root of a factor e in tokens
 TILE_SMOOTHNESS = 0.02
-ROOFLINE_WEIGHT = 0.003
-ROWS_WEIGHT = 0.3  # attention is equally fast at any number of rows
-HEAD_WEIGHT = 0.03  # few points distinguish the head from the layers
-EXPERT_WEIGHT = 1.0  # points of as many tokens read nearly as many experts
+ROOFLINE_WEIGHT = 0.003  # of where a search begins; of some figures it is
+WEIGHTS = {
+    "rows": 0.3,  # attention is equally fast at any number of rows
+    "head": 0.03, "head_token": 0.03,  # few points distinguish the head from the layers
+    "expert": 1.0,  # points of as many tokens read nearly as many experts
+}  # fmt: skip
 OUTLIER_ERROR = 0.03  # points with a larger relative error have less influence
 FOLDS = 5
 
@@ -166,8 +168,6 @@ class Kernels:
 class Model:
     """The figures of a latency model as functions of free parameters, all of them logarithms."""
 
-    OTHERS = ("split", "row", "wave", "mixed", "head", "head_token", "draft")
-
     def __init__(
         self,
         spec: ModelSpec,
@@ -181,32 +181,30 @@ class Model:
         most = max(most_tokens, 2.0)
         self.course = course or {}  # seconds of the layers without attention by tokens, where they were measured
         self.knots = np.array([n for n in KNOTS if n < most] + [most])
-        self.row_knots = np.array(ATTENTION_ROW_KNOTS)
         self.group = spec.heads // spec.kv_heads
         self.tiles = sorted({query_tile(width * self.group) for width in range(1, MOST_WIDTH + 1)})
         stretch_s = roof["kv_s"] * kernels.programs / spec.kv_heads  # were all programs to read at the card's speed
-        n, m, r = len(self.knots), len(self.tiles), len(ATTENTION_ROW_KNOTS)
-        self.layers, self.kv, self.span, self.fixed, self.rows = (slice(*ends) for ends in _runs(n, m, m, m, r))
-        known = {"fused": 1.3, "expert": roof.get("expert_s")}
-        added = [name for name, there in (("fused", roof.get("fused_knots")), ("expert", spec.experts)) if there]
-        names = (*self.OTHERS, *added)
-        self.other = {name: self.rows.stop + i for i, name in enumerate(names)}
-        self.sms = gpu.sms or 1
-        wave_s = PROMPT_QUERIES * roof["pair_s"] * self.sms / spec.heads  # were all programs to multiply at its speed
-        head = roof["head_weights_s"], roof["head_token_s"]
-        others = [1e-5, 1e-7, wave_s, 1e-5, *head, 1.0, *(known[n] for n in added)]
-        self.start = np.log(
-            np.concatenate(
-                [
-                    1.3 * self._expected(self.knots),
-                    np.full(m, roof["kv_s"]),
-                    np.full(m, stretch_s),
-                    np.full(m, 1e-5),
-                    np.ones(r),
-                    others,
-                ]
-            )
-        )
+        self.sms, tiles = gpu.sms or 1, np.ones(len(self.tiles))
+        begin = {
+            "layers": 1.3 * self._expected(self.knots),
+            "kv": roof["kv_s"] * tiles,
+            "span": stretch_s * tiles,
+            "fixed": 1e-5 * tiles,
+            "rows": np.ones(len(ATTENTION_ROW_KNOTS)),
+            "split": 1e-5,
+            "row": 1e-7,
+            "wave": PROMPT_QUERIES * roof["pair_s"] * self.sms / spec.heads,  # were all to multiply at its speed
+            "mixed": 1e-5,
+            "head": roof["head_weights_s"],
+            "head_token": roof["head_token_s"],
+            "draft": 1.0,
+        }
+        begin |= {"fused": 1.3} if roof.get("fused_knots") else {}
+        begin |= {"expert": roof["expert_s"]} if spec.experts else {}
+        parts = {name: np.atleast_1d(figures) for name, figures in begin.items()}
+        ends = np.cumsum([len(part) for part in parts.values()]).tolist()
+        self.at = {name: slice(end - len(parts[name]), end) for name, end in zip(parts, ends, strict=True)}
+        self.start = np.log(np.concatenate(list(parts.values())))
 
     def _roofline(self, tokens: Floats) -> Floats:
         """The layers' memory and compute time joined smoothly: products do not all turn at the same size."""
@@ -242,23 +240,20 @@ class Model:
     @cached_property
     def beliefs(self) -> tuple[Floats, Floats]:
         """Return prior beliefs as a matrix and its target: matrix @ parameters should equal it."""
-        size, rows, targets = len(self.start), [], []
-        at = np.eye(size)
-        expected = np.log(self._expected(self.knots))
-        for i, gap in enumerate(np.sqrt(np.diff(np.log(self.knots)))):
-            rows.append(SMOOTHNESS / gap * (at[i + 1] - at[i]))
-            targets.append(SMOOTHNESS / gap * (expected[i + 1] - expected[i]))
-        for part in (self.kv, self.span, self.fixed):
-            for i in range(part.start, part.stop - 1):
-                rows.append(TILE_SMOOTHNESS * (at[i + 1] - at[i]))
-                targets.append(0.0)
-        apart = [self.other[name] for name in ("head", "head_token")]
-        for i in range(len(self.knots), size):
-            weight = HEAD_WEIGHT if i in apart else ROWS_WEIGHT if i in range(size)[self.rows] else ROOFLINE_WEIGHT
-            weight = EXPERT_WEIGHT if i == self.other.get("expert") else weight
-            rows.append(weight * at[i])
-            targets.append(weight * self.start[i])
-        return np.array(rows), np.array(targets)
+        every, layers = np.eye(len(self.start)), self.at["layers"]
+        smooth = SMOOTHNESS / np.sqrt(np.diff(np.log(self.knots)))
+        expected = np.diff(np.log(self._expected(self.knots)))
+        by_tile = np.concatenate([np.diff(every[self.at[name]], axis=0) for name in ("kv", "span", "fixed")])
+        names = [name for name, part in self.at.items() for _ in range(part.start, part.stop)][layers.stop :]
+        near = np.array([WEIGHTS.get(name, ROOFLINE_WEIGHT) for name in names])
+        matrix = (
+            smooth[:, None] * np.diff(every[layers], axis=0),
+            TILE_SMOOTHNESS * by_tile,
+            near[:, None] * every[layers.stop :],
+        )
+        return np.concatenate(matrix), np.concatenate(
+            (smooth * expected, np.zeros(len(by_tile)), near * self.start[layers.stop :])
+        )
 
     def times(self, frame: pd.DataFrame) -> TracedTimes:
         """The times of measured points as the simulator prices them."""
@@ -284,35 +279,36 @@ class Model:
 
     def result(self, figures: Sequence[Any], fused_at: Sequence[int] | None = None) -> ForwardTerms:
         """The figures as the simulator reads them; `fused_at`: the tokens at which the product that fuses has knots."""
-        other = {name: figures[i] for name, i in self.other.items()}
+        one = {name: figures[part.start] for name, part in self.at.items()}  # the first of several
         knots = [int(n) for n in self.knots]
         # tiles change in steps: a knot at every width, the last one twice, so that what is wider stays there
         widths = [(w, self.tiles.index(query_tile(min(w, MOST_WIDTH) * self.group))) for w in range(1, MOST_WIDTH + 2)]
 
-        def by_width(part: slice) -> tuple[tuple[int, Any], ...]:
-            return tuple((w, figures[part][tile]) for w, tile in widths)
+        def by_width(name: str) -> tuple[tuple[int, Any], ...]:
+            return tuple((w, figures[self.at[name]][tile]) for w, tile in widths)
 
-        by_rows = tuple(zip(ATTENTION_ROW_KNOTS, figures[self.rows], strict=True))
-        layers = [*zip(knots, figures[self.layers], strict=True), *self._between(figures[self.layers])]
-        fused = [(n, other["fused"] * self.fused(n)) for n in fused_at or knots] if "fused" in other else ()
+        by_rows = tuple(zip(ATTENTION_ROW_KNOTS, figures[self.at["rows"]], strict=True))
+        of_layers = figures[self.at["layers"]]
+        layers = [*zip(knots, of_layers, strict=True), *self._between(of_layers)]
+        fused = [(n, one["fused"] * self.fused(n)) for n in fused_at or knots] if "fused" in one else ()
         kernels, bandwidth = self.kernels, self.gpu.bandwidth_bytes_per_s
         return ForwardTerms(
             layer_knots=tuple(sorted(layers, key=lambda knot: knot[0])),
-            expert_s=other.get("expert", 0.0),
-            head_weights_s=other["head"],
-            head_token_s=other["head_token"],
-            kv_knots=by_width(self.kv),
-            span_knots=by_width(self.span),
+            expert_s=one.get("expert", 0.0),
+            head_weights_s=one["head"],
+            head_token_s=one["head_token"],
+            kv_knots=by_width("kv"),
+            span_knots=by_width("span"),
             row_factors=(*by_rows, (ATTENTION_ROW_KNOTS[-1] + 1, by_rows[-1][1])),  # what is beyond stays there
             programs=kernels.programs,
-            split_s=other["split"],
-            width_knots=by_width(self.fixed),
-            row_s=other["row"],
+            split_s=one["split"],
+            width_knots=by_width("fixed"),
+            row_s=one["row"],
             prompt_sms=self.sms,
-            prompt_wave_s=other["wave"],
-            mixed_s=other["mixed"],
+            prompt_wave_s=one["wave"],
+            mixed_s=one["mixed"],
             fused_knots=tuple(fused),
-            draft_ratio=other["draft"],
+            draft_ratio=one["draft"],
             small_kernel_tokens=kernels.small_tokens,
             large_s=large_products_s(self.spec, kernels.small_bytes, bandwidth),
             row_buckets=kernels.row_buckets,
@@ -351,9 +347,3 @@ def fit_solo(
     spread = (frame["high"] - frame["low"]).to_numpy(float) / 2 / seconds
     fit = model.result(np.exp(model.fit(times, seconds)).tolist())
     return Solo(fit, frame.assign(held_out=held_out), spread)
-
-
-def _runs(*lengths: int) -> list[tuple[int, int]]:
-    """Consecutive stretches of these lengths, as (begin, end)."""
-    ends = np.cumsum(lengths).tolist()
-    return [(end - length, end) for end, length in zip(ends, lengths, strict=True)]

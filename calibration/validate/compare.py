@@ -18,13 +18,14 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from itertools import combinations, starmap
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, NamedTuple, get_args
 
 import numpy as np
 
-from pdvsim.bench.join import grouped, middle, relative, simulations
+from pdvsim.bench.join import Joined, grouped, middle, simulations
 from pdvsim.bench.pool import Row
 from pdvsim.calibration.validate.served import FAMILIES, METRICS, ServedRun
+from pdvsim.calibration.validate.table import cell, error_table
 from pdvsim.sim.assembly import covering_profile
 from pdvsim.sim.config import Contention, Experiment
 from pdvsim.sim.metrics.summary import summarise
@@ -50,35 +51,28 @@ CheckedTask = tuple[Experiment, Pace | None, bool]  # for which machine; whether
 
 
 @dataclass(frozen=True)
-class Checked:
+class Checked(Joined[ServedRun]):
     """One real run and its prediction."""
 
-    run: ServedRun
-    predicted: dict[str, float]
     share: float = math.nan  # of what the server can do at most, that an open load asks for
     paced: dict[str, float] | None = None  # predicted for this very machine
     prompt_tokens: float = 0.0  # mean of its requests
     outside: dict[str, float] = field(default_factory=dict)  # how far the simulation went beyond what was measured
 
-    @cached_property
-    def errors(self) -> dict[str, float]:
-        """Relative errors by metric; without the metrics that the run or the simulation lacks."""
-        return relative(self.run.metrics, self.predicted)
-
     @property
     def kind(self) -> Loading:
         """How the server was loaded, as error bars know it."""
-        return load_kind(self.run.experiment.traffic)
+        return load_kind(self.of.experiment.traffic)
 
     @cached_property
     def groups(self) -> tuple[str, str, str]:
         """The groups of runs whose errors it is among."""
-        return groups(self.run.experiment, self.prompt_tokens, self.outside.get("share", 0.0))
+        return groups(self.of.experiment, self.prompt_tokens, self.outside.get("share", 0.0))
 
     @cached_property
     def labels(self) -> dict[str, str]:
         """The value of each part in `COVERED_BY` that this run counts towards."""
-        experiment, load = self.run.experiment, str(self.kind)
+        experiment, load = self.of.experiment, str(self.kind)
         if load == "open":
             load = next(name for name, most in MOST_CAPACITY_SHARES.items() if not self.share > most)
         drafter = experiment.server.drafted_by
@@ -103,9 +97,13 @@ class Validation:
     foundation: str
     unfinished: str = ""  # after Ctrl-C: how many simulations there are
 
+    def runs(self, contention: Contention, held_out: bool) -> list[Checked]:
+        """The runs under a contention model that are held out or not."""
+        return [one for one in self.checked[contention] if one.of.held_out == held_out]
+
     def by_machine(self, held_out: bool) -> dict[Known, list[Checked]]:
         """The runs that are held out or not, predicted for any machine and, where its pace is known, for their own."""
-        runs = [one for one in next(iter(self.checked.values())) if one.run.held_out == held_out]
+        runs = self.runs(next(iter(self.checked)), held_out)
         paced = [replace(one, predicted=one.paced) for one in runs if one.paced is not None]
         return {"any machine": runs, "this machine": paced}
 
@@ -143,7 +141,7 @@ def validate(
     shares = {run.command: rows[task]["share"] for run, task in zip(runs, tasks[first], strict=True) if task in rows}
     checked = {
         contention: [
-            Checked(run, share=shares.get(run.command, math.nan), **rows[task]["checked"])
+            Checked(run, run.metrics, share=shares.get(run.command, math.nan), **rows[task]["checked"])
             for run, task in zip(runs, those, strict=True)
             if task in rows
         ]
@@ -201,15 +199,15 @@ def _figures(metrics: dict[str, Any]) -> dict[str, float]:
 # spread, leads -------------------------------------------------------------------------------------------------------
 
 
-def spread(runs: Sequence[ServedRun]) -> list[dict[str, float]]:
-    """Each repeated run against the mean of the others of its experiment, metric by metric."""
-    ratios = []
+def spread(runs: Sequence[ServedRun]) -> list[Joined[ServedRun]]:
+    """Each repeated run against the mean of the others of its experiment, as what they predict of it."""
+    rows = []
     for repeats in grouped(runs, lambda run: run.command).values():
         for one in repeats:
             if others := [other.metrics for other in repeats if other is not one]:
                 means = {m: float(np.mean([metrics.get(m) or math.nan for metrics in others])) for m in METRICS}
-                ratios.append(relative(means, {m: value for m in METRICS if (value := one.metrics.get(m))}))
-    return ratios
+                rows.append(Joined(one, means, {m: value for m in METRICS if (value := one.metrics.get(m))}))
+    return rows
 
 
 def leads(checked: Sequence[Checked]) -> dict[str, Any]:
@@ -222,10 +220,10 @@ def leads(checked: Sequence[Checked]) -> dict[str, Any]:
     """
     loops: dict[Any, dict[str, list[Checked]]] = {}
     for one in checked:
-        e = one.run.experiment
+        e = one.of.experiment
         if one.kind == "closed" and e.base_arch != "baseline":
             key = (e.server.pair, e.traffic, e.acceptance, e.scoring)
-            loops.setdefault(key, {}).setdefault(one.run.command, []).append(one)
+            loops.setdefault(key, {}).setdefault(one.of.command, []).append(one)
     by_metric = {metric: _leads(metric, list(loops.values())) for metric in METRICS}
     known = {metric: both for metric, both in by_metric.items() if both[0]}
     limits = {metric: middle(errors)["p95"] for metric, (errors, _) in known.items()}
@@ -264,7 +262,7 @@ def _leads(metric: str, loops: Sequence[dict[str, list[Checked]]]) -> tuple[list
     sign = 1 if metric == "output_throughput" else -1  # times are better the shorter
     for servers in loops:
         both = [
-            (runs[0].predicted[metric], float(np.mean([one.run.metrics[metric] for one in runs])))
+            (runs[0].predicted[metric], float(np.mean([one.of.metrics[metric] for one in runs])))
             for runs in servers.values()
             if all(metric in one.errors for one in runs)
         ]
@@ -294,11 +292,11 @@ def bars(checked: Sequence[Checked]) -> Bars:
 
 def _sizes(checked: Iterable[Checked]) -> dict[tuple[str, str], dict[str, float]]:
     """Return by group and metric the absolute log ratios of its experiments, each under its command."""
-    repeats = grouped(checked, lambda one: one.run.command)
+    repeats = grouped(checked, lambda one: one.of.command)
     sizes: dict[tuple[str, str], dict[str, float]] = {}
     for command, runs in repeats.items():
         for metric in METRICS:
-            known = [one.run.metrics[metric] for one in runs if metric in one.errors]
+            known = [one.of.metrics[metric] for one in runs if metric in one.errors]
             if known:
                 size = abs(math.log(runs[0].predicted[metric] / (sum(known) / len(known))))
                 for group in runs[0].groups:
@@ -318,7 +316,12 @@ def _quantile(group: str, sizes: Sequence[float]) -> float | None:
     return math.expm1(low + share * (high - low) if share else low)
 
 
-Hit = tuple[Checked, str, bool]  # a run, a metric, and whether its bar holds it
+class Hit(NamedTuple):
+    """Whether its bar holds one metric of a run."""
+
+    one: Checked
+    metric: str
+    held: bool
 
 
 def hits_of(checked: Sequence[Checked], within: Bars | None = None) -> list[Hit]:
@@ -328,13 +331,13 @@ def hits_of(checked: Sequence[Checked], within: Bars | None = None) -> list[Hit]
         for metric, error in one.errors.items():
             if within is None:
                 known = ((group, sizes[group, metric].items()) for group in one.groups)
-                others = ((group, [size for run, size in runs if run != one.run.command]) for group, runs in known)
+                others = ((group, [size for run, size in runs if run != one.of.command]) for group, runs in known)
                 widths: Iterable[float | None] = starmap(_quantile, others)
             else:
                 widths = (within.get(group, {}).get(metric) for group in one.groups)
             bar = next((bar for bar in widths if bar is not None), None)
             if bar is not None:
-                hits.append((one, metric, abs(math.log1p(error)) <= math.log1p(bar)))
+                hits.append(Hit(one, metric, abs(math.log1p(error)) <= math.log1p(bar)))
     return hits
 
 
@@ -342,19 +345,19 @@ def covered(hits: Sequence[Hit]) -> dict[str, Any]:
     """The share of hits, in all, by metric and by the groups of `COVERED_BY`, each with its number of runs."""
 
     def share(those: Sequence[Hit]) -> dict[str, Any]:
-        runs = len({(one.run.command, one.run.repeat) for one, _, _ in those})
-        return {"runs": runs, "covered": float(np.mean([hit for _, _, hit in those])) if those else math.nan}
+        runs = len({(hit.one.of.command, hit.one.of.repeat) for hit in those})
+        return {"runs": runs, "covered": float(np.mean([hit.held for hit in those])) if those else math.nan}
 
-    def shares(label: Callable[[Hit], str]) -> dict[str, Any]:
-        return {name: share(those) for name, those in grouped(hits, label).items()}
-
-    by_label = {f"by_{kind}": shares(partial(_label, kind)) for kind in COVERED_BY}
-    known = shares(lambda hit: hit[1])
-    return {**share(hits), "by_metric": {metric: known[metric] for metric in METRICS if metric in known}, **by_label}
+    labels: dict[str, Callable[[Hit], str]] = {kind: partial(_hit_label, kind) for kind in COVERED_BY}
+    return share(hits) | {"by": error_table(hits, {"metric": lambda hit: hit.metric, **labels}, share)}
 
 
-def _label(part: str, of: Checked | Hit) -> str:
-    return (of if isinstance(of, Checked) else of[0]).labels[part]
+def _label(kind: str, one: Checked) -> str:
+    return one.labels[kind]
+
+
+def _hit_label(kind: str, hit: Hit) -> str:
+    return hit.one.labels[kind]
 
 
 # the document --------------------------------------------------------------------------------------------------------
@@ -366,84 +369,58 @@ def document(validation: Validation, numbers: dict[str, int] | None = None) -> d
     `numbers` are what runs are called, by their id. Runs that are held out have a part of their own.
     """
     first, *others = validation.checked
-    known = {name: [one for one in checked if not one.run.held_out] for name, checked in validation.checked.items()}
-    held = [one for one in validation.checked[first] if one.run.held_out]
     within = {machine: bars(checked) for machine, checked in validation.by_machine(held_out=False).items()}
 
-    def part(checked: Sequence[Checked], held_out: bool) -> dict[str, Any]:
+    def part(held_out: bool) -> dict[str, Any]:
         """The errors of visible or held-out runs, and what bars from other visible runs hold of them."""
-        machines = validation.by_machine(held_out).items()
+        machines = validation.by_machine(held_out)
+        paced = [one for one in machines["any machine"] if one.paced is not None]
+        sides = {"raw": paced, "after": machines["this machine"]}
         return {
-            "runs": [_entry(one, numbers) for one in checked],
-            **_summary(checked),
-            "paced": _paced(checked),
+            "runs": [_entry(one, numbers) for one in machines["any machine"]],
+            **errors_by(machines["any machine"], *ERROR_GROUPS),
+            "paced": {side: errors_by(runs) for side, runs in sides.items()} if paced else None,
             "coverage": {
-                machine: covered(hits_of(runs, within[machine] if held_out else None)) for machine, runs in machines
+                machine: covered(hits_of(runs, within[machine] if held_out else None))
+                for machine, runs in machines.items()
             },
         }
 
-    repeats = spread([one.run for one in known[first]])
+    known = validation.runs(first, held_out=False)
+    repeats = spread([one.of for one in known])
+    reached: dict[str, float] = {}  # the largest of each size in which runs were beyond what was measured
+    for name, size in (item for one in known for item in one.outside.items()):
+        if name != "share" and not name.endswith("_limit"):
+            reached[name] = max(size, reached.get(name, 0.0))
     return {
         "contention": first,
         "foundation": validation.foundation,
         "complete": not validation.unfinished,
         "targets": TARGETS,
-        **part(known[first], held_out=False),
-        "leads": leads(known[first]),
-        "spread": {"runs": len(repeats), **_middles(repeats)} if repeats else None,
-        "ablations": {name: _summary(known[name]) for name in others},
+        **part(held_out=False),
+        "leads": leads(known),
+        "spread": errors_by(repeats) if repeats else None,
+        "ablations": {name: errors_by(validation.runs(name, held_out=False), *ERROR_GROUPS) for name in others},
         "bars": within,
-        "reached": _reached(known[first]),
-        "held_out": part(held, held_out=True) if held else None,
+        "reached": reached,
+        "held_out": part(held_out=True) if any(one.of.held_out for one in validation.checked[first]) else None,
     }
 
 
 def _entry(one: Checked, numbers: dict[str, int] | None) -> dict[str, Any]:
     return {
-        "number": (numbers or {}).get(one.run.id),
+        "number": (numbers or {}).get(one.of.id),
         **one.labels,
-        "repeat": one.run.repeat,
-        "command": one.run.command,
-        "measured": {name: one.run.metrics.get(name) for name in METRICS},
+        "repeat": one.of.repeat,
+        "command": one.of.command,
+        "measured": {name: one.of.metrics.get(name) for name in METRICS},
         "predicted": one.predicted,
         "errors": one.errors,
     }
 
 
-def _summary(checked: Sequence[Checked]) -> dict[str, Any]:
-    summary = _middles([one.errors for one in checked])
-    for group in ERROR_GROUPS:
-        parts = grouped(checked, partial(_label, group))
-        summary[f"by_{group}"] = {
-            label: {"runs": len(those), **middle(e for one in those for e in one.errors.values())}
-            for label, those in parts.items()
-        }
-    return summary
-
-
-def _reached(checked: Sequence[Checked]) -> dict[str, float]:
-    """The largest of each size in which runs were beyond what was measured."""
-    largest: dict[str, float] = {}
-    for one in checked:
-        for name, size in one.outside.items():
-            if name != "share" and not name.endswith("_limit"):
-                largest[name] = max(size, largest.get(name, 0.0))
-    return largest
-
-
-def _paced(checked: Sequence[Checked]) -> dict[str, Any] | None:
-    """Errors of the runs whose machine's pace is known, without and with it; None where there are none."""
-    paced = [(one.errors, relative(one.run.metrics, one.paced)) for one in checked if one.paced is not None]
-    if not paced:
-        return None
-    raw, after = (_middles(errors) for errors in zip(*paced, strict=True))
-    return {"runs": len(paced), "raw": raw, "after": after}
-
-
-def _middles(errors: Sequence[dict[str, float]]) -> dict[str, Any]:
-    """Medians and 95th percentiles of errors' sizes, overall and by metric."""
-    overall = middle([e for run in errors for e in run.values()])
-    by_metric = {
-        m: {"runs": len(those), **middle(those)} for m in METRICS if (those := [run[m] for run in errors if m in run])
-    }
-    return {"median_abs_error": overall["median"], "p95_abs_error": overall["p95"], "by_metric": by_metric}
+def errors_by(rows: Sequence[Any], *kinds: str) -> dict[str, Any]:
+    """The errors of runs in all metrics, in each, and in all metrics of the groups of these kinds."""
+    metrics = {metric: errors for metric in METRICS if (errors := cell(rows, metric))["rows"]}
+    labels: dict[str, Callable[[Checked], str]] = {kind: partial(_label, kind) for kind in kinds}
+    return {"by": {"all": {"all": cell(rows)}, "metric": metrics, **error_table(rows, labels, lambda of: cell(of))}}

@@ -1,4 +1,4 @@
-"""Measured servers of vLLM, SGLang and TensorRT-LLM: what each was, and its load as an experiment.
+"""Measured servers of vLLM, SGLang and TensorRT-LLM: what each was, its load as an experiment, and the errors.
 
 The rows are NVIDIA's collection in aiconfigurator-core 0.12.0 (`systems/silicon_sample.csv`, Apache-2.0): mean TTFT and
 TPOT. Most are InferenceX's. Its load generator (github.com/SemiAnalysisAI/InferenceX, `utils/bench_serving` and
@@ -6,7 +6,7 @@ TPOT. Most are InferenceX's. Its load generator (github.com/SemiAnalysisAI/Infer
 many, and draws lengths between 0.8 and 1 times the stated ones. NVIDIA's own rows have the stated lengths
 (`UNSTATED_SPREAD`); the number of their requests is not known and taken alike. A row also has what the scripts that
 started its server set; `calibration/data/silicon/README.md` says how that is known. A third of the rows is held out, by
-a checksum of their names.
+a checksum of their names. AIConfigurator's estimates of the same rows are errors of their own.
 
 Not modelled: MTP drafts, options that a row does not state, and the version of the engine where it is not the tables'.
 """
@@ -14,18 +14,29 @@ Not modelled: MTP drafts, options that a row does not state, and the version of 
 from __future__ import annotations
 
 import csv
+import itertools
+import math
+import re
 import zlib
-from collections.abc import Iterable
-from dataclasses import dataclass, fields
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
 from functools import cached_property
 from importlib.resources import files
 from pathlib import Path
 from typing import Any, Literal
 
+import numpy as np
+
+from pdvsim.bench.join import Joined, middle
+from pdvsim.calibration.validate.table import cell, error_table
 from pdvsim.sim.assembly import covering_profile
 from pdvsim.sim.config import Experiment, Hardware, Server, Traffic
 from pdvsim.sim.core import ServingEngine
+from pdvsim.sim.engines.profiles import engine_profile
 from pdvsim.sim.models.layers import All2All
+from pdvsim.sim.prices.shapes import Floats
+from pdvsim.sim.run import simulate
 
 FOLDER = Path(str(files("pdvsim.calibration"))) / "data" / "silicon"
 HELD_OUT = 3  # one row in this number
@@ -44,6 +55,10 @@ IN_4_BITS = ("kimi-k2.5",)  # whose experts are published so
 ONE_NVLINK = ("gb200", "gb300")  # of which racks of 72 GPUs have one NVLink; servers of others are nodes over RDMA
 EXPERTS = 256  # of DeepSeek, of which some have copies
 ServerKind = Literal["plain", "expert-parallel", "apart"]
+LARGE = {"expert-parallel": "expert or data parallelism", "apart": "prefill apart"}
+SETTINGS = ("concurrency", "tensor_parallel", "weights")
+TIMES = ("tpot_ms", "ttft_ms")
+SIDES = ("shared", "aiconfigurator")  # errors of pdvsim and of AIConfigurator on the rows that the latter estimates
 
 
 @dataclass(frozen=True)
@@ -229,3 +244,117 @@ def read_rows(path: Path = FOLDER / "rows.csv") -> list[SiliconRow]:
             prefill = ServerLayout(*map(int, side)) if side[0] else None
             rows.append(SiliconRow(**{"version": "", **values}, prefill=prefill))
     return rows
+
+
+# predicted -----------------------------------------------------------------------------------------------------------
+
+
+PredictedRow = Joined[SiliconRow]
+
+
+def predict(row: SiliconRow) -> PredictedRow:
+    """Simulate a row's load; a ValueError where the server could not hold it."""
+    experiment = row.experiment
+    profile = engine_profile(row.engine, row.card, row.image)
+    if row.prompts_in_graphs:
+        profile = replace(profile, step=replace(profile.step, eager_layer_s=0.0))
+    result = simulate(experiment, profile=profile.covering(experiment.pair))
+    requests = result.requests
+    order = np.argsort(requests["arrival_s"], kind="stable")
+    ttft_s = (requests["first_token_s"] - requests["arrival_s"])[order]
+    decode_s = (requests["finish_s"] - requests["first_token_s"])[order]
+    tpot_s = decode_s / np.maximum(1, requests["output_tokens"][order] - 1)
+    ttft, tpot = (over_rounds(times, row.concurrency) for times in (ttft_s, tpot_s))
+    return joined(row, {"ttft_ms": 1000 * ttft, "tpot_ms": 1000 * tpot})
+
+
+def joined(
+    row: SiliconRow, predicted: Mapping[str, float], estimate: Mapping[str, float] | None = None
+) -> PredictedRow:
+    """A row with predictions of its times, and next to them those of a row that AIConfigurator estimates as well."""
+    measured = {"tpot_ms": row.tpot_ms} | ({"ttft_ms": row.ttft_ms} if row.ttft_counts else {})
+    times = dict(predicted)
+    for side, those in zip(SIDES, (predicted, estimate), strict=True) if estimate else ():
+        times |= {f"{side}_{name}": those[name] for name in TIMES if name in (those or {})}
+        measured |= {f"{side}_{name}": measured[name] for name in TIMES if name in measured}
+    return Joined(row, measured, times)
+
+
+def over_rounds(times_s: Floats, concurrency: int) -> float:
+    """The mean over all rounds of a benchmark, of which the first, the last and some others were simulated."""
+    first, last = times_s[:concurrency], times_s[-concurrency:]
+    between = times_s[concurrency:-concurrency] if len(times_s) > 2 * concurrency else last
+    return float(first.mean() + (ROUNDS - 2) * between.mean() + last.mean()) / ROUNDS
+
+
+def read_estimates(path: Path = FOLDER / "aiconfigurator.csv") -> tuple[dict[str, dict[str, float]], dict[str, str]]:
+    """AIConfigurator's estimates by row, and why there is none of others (`studies/aiconfigurator_estimates.py`)."""
+    with path.open(newline="", encoding="utf-8") as file:
+        rows = list(csv.DictReader(file))
+    times = {
+        row["id"]: {name: float(row[name]) for name in ("ttft_ms", "tpot_ms")} for row in rows if not row["failure"]
+    }
+    return times, {row["id"]: row["failure"] for row in rows if row["failure"]}
+
+
+def ratios(rows: Sequence[PredictedRow]) -> dict[str, float]:
+    """Median and 95th percentile of the errors of a predicted ratio of two rows' TPOT.
+
+    The rows are of one engine, version, card, model and length, and differ in one of `SETTINGS`.
+    """
+    errors = []
+    for varied in SETTINGS:
+        off: dict[tuple[object, ...], list[float]] = {}
+        for one in rows:
+            off.setdefault(one.of.like(varied), []).append(one.errors["tpot_ms"])
+        pairs = (pair for group in off.values() for pair in itertools.combinations(group, 2))
+        errors += [math.expm1(abs(math.log((1 + a) / (1 + b)))) for a, b in pairs]
+    return middle(errors)
+
+
+def group_of(row: SiliconRow) -> str:
+    """The group that a row's errors are reported in."""
+    return LARGE.get(row.kind, "dense" if row.dense else "mixtures of experts")
+
+
+def kind_of(reason: str) -> str:
+    """A reason without its figures, and without names in quotes."""
+    words = re.sub(r"'[^']*('|$)", "…", reason).split()
+    return " ".join("…" if any(sign.isdecimal() for sign in word) else word for word in words)
+
+
+LABELS: dict[str, Callable[[PredictedRow], str]] = {
+    "kind": lambda one: group_of(one.of),
+    "engine and card": lambda one: f"{one.of.engine} {one.of.card}",
+    "model": lambda one: one.of.model,
+    "concurrency": lambda one: str(1 << (one.of.concurrency.bit_length() - 1)),
+    "all": lambda one: "all",
+}
+
+
+def document(
+    rows: Sequence[SiliconRow], times: Mapping[str, Mapping[str, float]], failures: Mapping[str, str], held_out: bool
+) -> dict[str, Any]:
+    """Errors by engine, card, model and concurrency, AIConfigurator's of the same rows, and what was left out.
+
+    `times` are those predicted of rows, by their names.
+    """
+    estimates, refusals = read_estimates()
+    usual = sorted((row for row in rows if row.id in times), key=lambda row: row.id)
+    predicted = [joined(row, times[row.id], estimates.get(row.id)) for row in usual]
+    refused = Counter(kind_of(refusals[row.id]) for row in usual if row.id in refusals)
+    absent = not_simulated(rows)
+    left_out = Counter((group_of(row), kind_of(absent[row.id])) for row in rows if row.id in absent)
+    metrics = [*TIMES, *(f"{side}_{name}" for side in SIDES for name in TIMES)]
+    return {
+        "held_out": held_out,
+        "by": error_table(predicted, LABELS, lambda part: {name: cell(part, name) for name in metrics}),
+        "ratios": {"rows": len(predicted), **ratios(predicted)},
+        "not_estimated": [{"reason": reason, "rows": count} for reason, count in refused.most_common()],
+        "odd": {row.id: row.odd for row in rows if row.odd and row.id not in absent},
+        "failed": dict(failures),
+        "not_simulated": [
+            {"kind": of_kind, "reason": reason, "rows": count} for (of_kind, reason), count in left_out.most_common()
+        ],
+        "rows": [{"id": one.of.id, **times[one.of.id], "errors": one.errors} for one in predicted],
+    }

@@ -20,17 +20,17 @@ from __future__ import annotations
 import csv
 import json
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
 from importlib.resources import files
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import numpy as np
 from scipy.optimize import brentq
 
-from pdvsim.bench.join import Joined, grouped, middle, of_metric
+from pdvsim.bench.join import Joined, grouped
+from pdvsim.calibration.validate.table import cell, error_table
 from pdvsim.sim.config import Acceptance, Experiment, Hardware, Server, Traffic
 from pdvsim.sim.core import ServingEngine
 from pdvsim.sim.engines.profiles import engine_profile, serving
@@ -47,6 +47,7 @@ ACCEPTED = 0.75  # share accepted at every position where no acceptance is publi
 SPREAD = 0.6  # of lengths, on both sides of their mean
 SIDES, FIGURES = ("plain", "drafted"), ("tpot_ms", "throughput")
 LEAST_REQUESTS, TURNS = 8, 4  # of a run: at least so many, and so many per client
+CONCURRENCIES = (1, 8, 32, 128)  # up to which a group of rows reaches
 
 
 class PairSide(NamedTuple):
@@ -251,7 +252,7 @@ def best_lengths(predictions: Iterable[PredictedPair], least: int = 3) -> list[d
     settings = grouped(predictions, lambda one: one.of.setting.replace(one.of.source, "", 1).strip())
     for setting, group in settings.items():
         measured, foreseen = (
-            {0: 1.0} | {one.of.drafted.experiment.longest_draft: side["speedup"] for one, side in sides}
+            {0: 1.0} | {one.of.k: side["speedup"] for one, side in sides}
             for sides in ([(one, one.measured) for one in group], [(one, one.predicted) for one in group])
         )
         if len(measured) > least:
@@ -261,21 +262,50 @@ def best_lengths(predictions: Iterable[PredictedPair], least: int = 3) -> list[d
     return choices
 
 
-def error_cells(predictions: Sequence[PredictedPair]) -> dict[str, Any]:
-    """Errors of a group: of the ratio, its sign, and of the figures that were measured."""
-    errors = of_metric(predictions, "speedup")
-    ratio = middle(errors)
-    cells: dict[str, Any] = {
-        "pairs": len(predictions),
-        "ratio_median": ratio["median"],
-        "ratio_95": ratio["p95"],
-        "ratio_signed": float(np.median(errors)),
-        "ratio_range": [float(np.quantile([1 + error for error in errors], at)) for at in (0.05, 0.95)],
-        "signs": sum(has_sign(one) for one in predictions),
-    }
-    for metric in (f"{name}_{side}" for name in FIGURES for side in SIDES):
-        cells[metric] = middle(known)["median"] if (known := of_metric(predictions, metric)) else None
-    return cells
+def _concurrency(one: PredictedPair) -> str:
+    groups = (f"up to {most}" for most in CONCURRENCIES if one.of.clients <= most)
+    return next(groups, f"above {CONCURRENCIES[-1]}")
+
+
+LABELS: dict[str, Callable[[PredictedPair], str]] = {
+    "engine and method": lambda one: f"{one.of.hardware.engine} {one.of.method_class}",
+    "draft length": lambda one: f"k={one.of.k}",
+    "concurrency": _concurrency,
+    "all": lambda one: "all",
+}
+
+
+def document(
+    pairs: Sequence[MeasuredPair],
+    sides: Mapping[int, Sequence[Sequence[float]]],
+    failures: Mapping[int, str],
+    held_out: bool,
+) -> dict[str, Any]:
+    """Errors of the speed-up, its sign, and of the figures of both sides, by group; the best draft lengths.
+
+    `sides` are the figures that are predicted of pairs, by their number.
+    """
+    predictions = [joined(pairs[at], those) for at, those in sorted(sides.items())]
+    metrics = ["speedup", *(f"{name}_{side}" for name in FIGURES for side in SIDES)]
+
+    def cells(part: Sequence[PredictedPair]) -> dict[str, Any]:
+        return {name: cell(part, name) for name in metrics} | {"signs": sum(map(has_sign, part))}
+
+    return {
+        "held_out": held_out,
+        "pairs": [
+            {
+                "engine": one.of.hardware.engine, "version": one.of.drafted.version, "card": one.of.hardware.gpu,
+                "pair": one.of.drafted.experiment.server.pair, "method": one.of.method_class, "k": one.of.k,
+                "concurrency": one.of.clients, "measured": one.measured["speedup"],
+                "predicted": one.predicted["speedup"], "source": one.of.source,
+            }
+            for one in predictions
+        ],
+        "by": error_table(predictions, LABELS, cells),
+        "lengths": best_lengths(predictions),
+        "failures": {pairs[at].setting: reason for at, reason in failures.items()},
+    }  # fmt: skip
 
 
 def has_sign(one: PredictedPair) -> bool:

@@ -90,8 +90,7 @@ class CalibrateSamples(FittingCommand):
 
         from pdvsim.bench import output
         from pdvsim.calibration.fit import build
-        from pdvsim.calibration.fit.gaps import join_s, read_gaps
-        from pdvsim.calibration.fit.service import read_served
+        from pdvsim.calibration.fit.service import join_s, read_gaps, read_served
 
         samples, served = build.read(self.samples), read_served(self.served)
         joined_s = join_s(read_gaps(self.served))

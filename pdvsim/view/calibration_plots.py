@@ -57,10 +57,10 @@ def corun_figure(corun: Corun, foundation: str) -> Figure:
 def validation_figure(document: Mapping[str, Any]) -> Figure:
     """Predicted against measured metrics of all runs: one panel per family, one colour per architecture."""
     runs = document["runs"]
-    pairs = values_text([run["pair"] for run in runs], "pairs")
+    errors, pairs = document["by"]["all"]["all"], values_text([run["pair"] for run in runs], "pairs")
     note = (
         f"{pairs}: {len(runs)} real runs, simulated with the profile {document['foundation']}: median error "
-        f"{document['median_abs_error']:.1%}, 95th percentile {document['p95_abs_error']:.1%}. Grey: within 10%. "
+        f"{errors['median']:.1%}, 95th percentile {errors['p95']:.1%}. Grey: within 10%. "
         f"Of the requests: {', '.join(f'{name} {SHAPES[mark]}' for name, mark in MARKS.items())}."
     )
     charts = []

@@ -3,27 +3,19 @@
 from __future__ import annotations
 
 import math
-from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from pdvsim.calibration.validate.silicon import LARGE, kind_of
 from pdvsim.calibration.validate.speculation import MeasuredPair, read_pairs
 from pdvsim.sim.config import Experiment
 from pdvsim.sim.models.presets import model
 from pdvsim.sim.trust import ANY
-from pdvsim.view.table import cell, grid, missing, percent_cell, rows_table
+from pdvsim.view.table import cell, grid, missing, percent_cell
 
 WORST_RUNS_SHOWN = 10
 MANY = 32  # requests from which drafts make a mixture read many more experts
 BAR_METRICS = ("output_throughput", "mean_ttft_ms", "p99_ttft_ms", "mean_tpot_ms", "p99_itl_ms", "mean_e2el_ms")
 LEAST_SHARE = 0.0005  # least share of the time that gets its own line
-SILICON_TARGETS: dict[str, tuple[float, ...]] = {  # of TPOT: median, 95th percentile
-    "dense": (0.05, 0.20),
-    "mixtures of experts": (0.08, 0.30),
-    LARGE["expert-parallel"]: (0.12,),
-    LARGE["apart"]: (0.15,),
-}
 
 
 def both_cell(errors: Mapping[str, float] | None) -> str:
@@ -31,6 +23,28 @@ def both_cell(errors: Mapping[str, float] | None) -> str:
     if not errors or missing(errors["median"]):
         return "-"
     return f"{percent_cell(errors['median'])} / {percent_cell(errors['p95'])}"
+
+
+Shown = Callable[[str, str, Mapping[str, Any]], str]  # the text of a group, from its kind, its name and its errors
+
+
+def error_tables(document: Mapping[str, Any], columns: Sequence[tuple[str, Shown]]) -> list[str]:
+    """The tables of errors of a validation: one per way to group its rows, a line per group."""
+    return [
+        grid(
+            [kind, *(header for header, _ in columns)],
+            [
+                [_short(part) if kind == "metric" else part, *(show(kind, part, cells) for _, show in columns)]
+                for part, cells in parts.items()
+            ],
+        )
+        for kind, parts in document["by"].items()
+    ]
+
+
+def sizes_of(metric: str) -> Shown:
+    """A column of the median and the 95th percentile of a metric's errors."""
+    return lambda kind, part, cells: both_cell(cells[metric])
 
 
 def missed(errors: Mapping[str, float], limits: Mapping[str, float]) -> str:
@@ -60,7 +74,7 @@ def runs_text(document: Mapping[str, Any]) -> str:
         errors = _errors({**document, **held, "ablations": {}, "spread": None})
         blocks += [f"Held out: nothing was tuned on these runs\n{errors}", _worst(held["runs"])]
     spread = document["spread"]
-    again = f"{spread['runs']} repeated runs" if spread else "no experiment was repeated"
+    again = f"{spread['by']['all']['all']['rows']} repeated runs" if spread else "no experiment was repeated"
     apart = f" and {len(held['runs'])} held out" if held else ""
     blocks.append(f"{len(document['runs'])} runs{apart}, {again}; profile {document['foundation']}")
     return "\n\n".join(blocks)
@@ -69,37 +83,30 @@ def runs_text(document: Mapping[str, Any]) -> str:
 def _errors(document: Mapping[str, Any]) -> str:
     """Median and 95th percentile overall, by metric and by group, with targets, ablations and the spread."""
     targets, paced = document["targets"], document["paced"]
+
+    def target(kind: str, part: str, cells: Mapping[str, Any]) -> str:
+        if kind == "all":
+            return missed(cells, {"median": targets["median"], "p95": targets["p95"]})
+        limit = targets.get(part) if kind == "metric" else targets["group"]
+        return missed(cells, {} if limit is None else {"p95": limit})
+
+    def other(side: Mapping[str, Any]) -> Shown:
+        return lambda kind, part, cells: both_cell(side["by"].get(kind, {}).get(part))
+
     others = {"pace known": paced["after"]} if paced else {}
-    others |= {**document["ablations"], "repeated runs": document["spread"] or {}}
-    rows = []
-    for part in ("", "by_metric", "by_arch", "by_pair", "by_dataset", "by_load"):
-        for name, errors in _parts(document, part).items():
-            limits = {"median": targets["median"], "p95": targets["p95"]}
-            if part:
-                limit = targets.get(name) if part == "by_metric" else targets["group"]
-                limits = {} if limit is None else {"p95": limit}
-            rows.append(
-                {
-                    "errors of": _short(name) if part == "by_metric" else name,
-                    "runs": str(errors.get("runs", len(document["runs"]))),
-                    "median": percent_cell(errors["median"]),
-                    "95%": percent_cell(errors["p95"]),
-                    "target": missed(errors, limits),
-                    **{title: both_cell(_parts(model, part).get(name)) for title, model in others.items()},
-                }
-            )
+    others |= document["ablations"] | ({"repeated runs": document["spread"]} if document["spread"] else {})
+    columns: list[tuple[str, Shown]] = [
+        ("runs", lambda kind, part, cells: str(cells["rows"])),
+        ("median / 95%", lambda kind, part, cells: both_cell(cells)),
+        ("target", target),
+        *((title, other(side)) for title, side in others.items()),
+    ]
+    text = "\n\n".join(error_tables(document, columns))
     if not paced:
-        return rows_table(rows)
-    raw, after = (both_cell(_parts(paced[side], "")["all"]) for side in ("raw", "after"))
-    return f"{rows_table(rows)}\n{paced['runs']} runs scaled to the speed of their machine: {raw} before, {after} after"
-
-
-def _parts(model: Mapping[str, Any], part: str) -> Mapping[str, Any]:
-    """The errors of a model by the names of a part; without a part, those of all metrics and runs."""
-    if part or "median_abs_error" not in model:
-        by_name: Mapping[str, Any] = model.get(part, {})
-        return by_name
-    return {"all": {"median": model["median_abs_error"], "p95": model["p95_abs_error"]}}
+        return text
+    raw, after = (paced[side]["by"]["all"]["all"] for side in ("raw", "after"))
+    speeds = f"{both_cell(raw)} before, {both_cell(after)} after"
+    return f"{text}\n{raw['rows']} runs scaled to the speed of their machine: {speeds}"
 
 
 def _worst(runs: Sequence[Mapping[str, Any]]) -> str:
@@ -127,7 +134,7 @@ def _bars(document: Mapping[str, Any]) -> str:
     for known, bars in document["bars"].items():
         for group, bar in bars.items():
             parts = [covered[known] for covered in kinds.values()]
-            shares = parts if group == ANY else [part["by_group"].get(group) for part in parts]
+            shares = parts if group == ANY else [part["by"]["group"].get(group) for part in parts]
             held = [f"{percent_cell(share['covered'])} of {share['runs']}" if share else "-" for share in shares]
             rows.append([known, group, *(percent_cell(bar.get(metric)) for metric in BAR_METRICS), *held])
     header = ["predicted for", "90% within ±", *map(_short, BAR_METRICS), *(f"covered {name}" for name in kinds)]
@@ -165,37 +172,6 @@ def launch_tables(comparison: Mapping[str, Any]) -> Iterator[str]:
 
 
 # measured servers ---------------------------------------------------------------------------------------------------
-
-
-def silicon_text(document: dict[str, Any]) -> str:
-    """Errors by kind, engine, model and concurrency next to AIConfigurator's, and what was left out."""
-    blocks = []
-    for name, parts in document["by"].items():
-        rows = [[part, *_cells(part, errors)] for part, errors in parts.items()]
-        if name == "kind":
-            rows.append(["all", *_cells("all", document["all"])])
-        header = [name, "rows", "TPOT", "target", "TTFT", "shared", "TPOT", "AIConfigurator", "TTFT", "AIConfigurator"]
-        blocks.append(grid(header, rows))
-    which = "held-out" if document["held_out"] else "visible"
-    notes = [
-        f"Errors as median / 95th percentile, of {document['all']['rows']} {which} rows; AIConfigurator's on the "
-        "rows that it estimates",
-        "Ratio of two rows that differ in concurrency, tensor parallelism or weights alone: "
-        f"{both_cell(document['ratios'])}",
-    ]
-    reasons = Counter(kind_of(reason) for reason in (*document["odd"].values(), *document["failed"].values()))
-    notes += ["no estimate by AIConfigurator: {rows} rows: {reason}".format(**one) for one in document["not_estimated"]]
-    notes += [f"left out: {count} rows: {reason}" for reason, count in reasons.most_common()]
-    notes += ["not simulated: {rows} rows, {kind}: {reason}".format(**one) for one in document["not_simulated"]]
-    return "\n\n".join([*blocks, "\n".join(notes)])
-
-
-def _cells(part: str, errors: Mapping[str, Any]) -> list[str]:
-    limits = dict(zip(("median", "p95"), SILICON_TARGETS.get(part, ()), strict=False))
-    names = ("tpot_shared", "tpot_aiconfigurator", "ttft_shared", "ttft_aiconfigurator")
-    others = [both_cell(errors[name]) for name in names]
-    own = both_cell(errors["tpot"]), missed(errors["tpot"], limits), both_cell(errors["ttft"])
-    return [str(errors["rows"]), *own, str(errors["shared"]), *others]
 
 
 def nearest_pair(candidate: Experiment | None, clients: float) -> list[str]:

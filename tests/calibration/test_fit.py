@@ -9,7 +9,7 @@ import pandas as pd
 import pytest
 
 from pdvsim.bench.join import middle
-from pdvsim.calibration.fit.corun import Group, Member, errors, fit_groups, slowdowns
+from pdvsim.calibration.fit.corun import Group, Member, errors, fit_groups, held_out, slowdowns
 from pdvsim.calibration.fit.corun import measured as measured_slowdowns
 from pdvsim.calibration.fit.forward import Kernels, Model, fit_solo
 from pdvsim.calibration.fit.points import medians, price_s, tokens_of
@@ -220,6 +220,20 @@ def test_the_figures_of_sharing_come_back() -> None:
     assert fit.small_kernel_weight == pytest.approx(2.0, rel=0.05)
     assert fit.yielding == pytest.approx(0.4, rel=0.1)
     assert fit_groups([g for g in groups if len(g.members) == 3]) is None  # nothing to start from
+
+
+def test_held_out_groups_are_predicted_by_fits_without_them() -> None:
+    """Each part by the others; one without which no pairs are left is not predicted."""
+    groups = [group(o, n, long_us=us) for o in (True, False) for n in (True, False) for us in (150.0, 380.0)]
+    parts = [at % 2 for at in range(len(groups))]
+    predicted = held_out(groups, parts, lambda: None)
+    for part in (0, 1):
+        mine, others = (
+            [one for one, other in zip(groups, parts, strict=True) if (other == part) is own] for own in (True, False)
+        )
+        members = np.repeat(parts, 2) == part
+        assert predicted[members] == pytest.approx(slowdowns(mine, *fit_groups(others)))
+    assert np.isnan(held_out(groups, [0] * len(groups), lambda: None)).all()
 
 
 def test_what_is_measured_of_a_prompt_comes_back() -> None:

@@ -9,7 +9,7 @@ import pandas as pd
 import pytest
 
 from pdvsim.bench.output import settings
-from pdvsim.calibration.fit.gaps import gaps_of, join_s
+from pdvsim.calibration.fit.service import gaps_of, join_s
 from pdvsim.calibration.validate.launches import TICK_S, compared, gather, launches_of, priced, save_part, simulated
 from pdvsim.calibration.validate.served import ServedRun
 from pdvsim.common.commandline import command_line, experiment_from, experiment_of

@@ -89,7 +89,7 @@ def test_predictions_for_a_known_machine_are_within_a_few_percent_of_the_gpu(
     runs = everything.by_machine(held_out=kind not in ("seen", "head or n-gram"))["this machine"]
     if kind in ("prefixes", "experts"):
         ids = {run.id for run in read_runs(DATA / f"{kind}.jsonl")}
-        runs = [one for one in runs if one.run.id in ids]
+        runs = [one for one in runs if one.of.id in ids]
     elif kind not in ("seen", "held out"):
         runs = [one for one in runs if one.labels["drafter"] == kind]
     assert len(runs) >= least
@@ -147,9 +147,9 @@ def test_bars_hold_nine_of_ten_in_every_group(everything: Validation, known: Kno
     """
     seen, held = everything.by_machine(held_out=False)[known], everything.by_machine(held_out=True)[known]
     coverage = covered(hits_of(seen) + hits_of(held, bars(seen)))
-    served = {one.run.id for one in (*seen, *held)}  # one of the twelve questions was served twice
+    served = {one.of.id for one in (*seen, *held)}  # one of the twelve questions was served twice
     assert coverage["runs"] == len(served) >= 120
-    groups = {(kind, name): part for kind in coverage if kind[:3] == "by_" for name, part in coverage[kind].items()}
+    groups = {(kind, name): part for kind, parts in coverage["by"].items() for name, part in parts.items()}
     large = {group: part for group, part in groups.items() if part["runs"] >= 20}
     assert len(large) > 30
     assert not {group: part for group, part in large.items() if not within_a_run(part)}
@@ -160,16 +160,16 @@ def test_the_measured_contention_model_beats_both_ablations(
 ) -> None:
     monkeypatch.setattr(compare, "capacity", lambda experiment: math.nan)  # by which loads are labelled
     served = {run.id for run in read_runs(DATA / "runs.jsonl") if run.experiment.arch in ("pd", "pdv")}
-    fluid = [one for one in shipped if one.run.id in served][::2]
+    fluid = [one for one in shipped if one.of.id in served][::2]
     unpaced = [
-        replace(run, meta={k: v for k, v in run.meta.items() if "pace" not in k}) for run in (one.run for one in fluid)
+        replace(run, meta={k: v for k, v in run.meta.items() if "pace" not in k}) for run in (one.of for one in fluid)
     ]
     others = validate(unpaced, ("serial", "max"), jobs=1).checked
     summary = document(replace(everything, checked={"fluid": fluid, **others}))
     for arch in ("pd", "pdv"):
         for other in ("serial", "max"):
             for figure in ("median", "p95"):
-                assert summary["by_arch"][arch][figure] < summary["ablations"][other]["by_arch"][arch][figure]
+                assert summary["by"]["arch"][arch][figure] < summary["ablations"][other]["by"]["arch"][arch][figure]
 
 
 def test_real_and_simulated_runs_accept_the_same_drafts() -> None:
@@ -211,7 +211,7 @@ def made(
 
 
 def checked(runs: list[ServedRun], predicted: float = 110.0) -> list[Checked]:
-    return [Checked(run, dict.fromkeys(METRICS, predicted)) for run in runs]
+    return [Checked(run, run.metrics, dict.fromkeys(METRICS, predicted)) for run in runs]
 
 
 def test_a_recorded_run_is_simulated_with_the_requests_it_served(tmp_path: Path) -> None:
@@ -237,17 +237,21 @@ def test_errors_by_hand() -> None:
     assert [run["number"] for run in summary["runs"]] == [None, 2, None]
     assert summary["runs"][1]["errors"]["mean_ttft_ms"] == pytest.approx(-0.12)
     assert "p99_itl_ms" not in summary["runs"][1]["errors"]
-    assert summary["median_abs_error"] == pytest.approx(0.12)  # 21 of 10%, 20 of 12%, 21 of 25%: the 31st and 32nd
-    expected = {"runs": 3, "median": 0.12, "p95": 0.12 + 0.9 * 0.13}
-    assert summary["by_metric"]["mean_ttft_ms"] == pytest.approx(expected)
-    assert summary["by_metric"]["p99_itl_ms"]["median"] == pytest.approx((0.10 + 0.25) / 2)
-    assert summary["by_arch"]["pd"]["median"] == pytest.approx((0.10 + 0.25) / 2)
-    assert summary["by_arch"]["pdv"] == pytest.approx({"runs": 1, "median": 0.12, "p95": 0.12})
-    assert set(summary["by_load"]) == {"closed"}
-    assert set(summary["by_dataset"]) == {"short chat"}
+    by = summary["by"]
+    assert by["all"]["all"]["median"] == pytest.approx(0.12)  # 21 of 10%, 20 of 12%, 21 of 25%: the 31st and 32nd
+    expected = {"rows": 3, "median": 0.12, "p95": 0.12 + 0.9 * 0.13, "signed": 0.10}
+    expected |= {"low": -0.12 + 0.1 * 0.22, "high": 0.1 + 0.9 * 0.15}
+    assert by["metric"]["mean_ttft_ms"] == pytest.approx(expected)
+    assert by["metric"]["p99_itl_ms"]["median"] == pytest.approx((0.10 + 0.25) / 2)
+    assert by["arch"]["pd"]["median"] == pytest.approx((0.10 + 0.25) / 2)
+    single = {"rows": 1, "median": 0.12, "p95": 0.12, "signed": -0.12, "low": -0.12, "high": -0.12}
+    assert by["arch"]["pdv"] == pytest.approx(single)
+    assert set(by["load"]) == {"closed"}
+    assert set(by["dataset"]) == {"short chat"}
     # the repeats against each other: 100 / 88 and 88 / 100; the one that was not repeated says nothing
-    assert summary["spread"]["runs"] == 2
-    assert summary["spread"]["median_abs_error"] == pytest.approx((100 / 88 - 1 + 0.12) / 2)
+    again = summary["spread"]["by"]["all"]["all"]
+    assert again["rows"] == 2
+    assert again["median"] == pytest.approx((100 / 88 - 1 + 0.12) / 2)
     assert summary["ablations"] == {}
     assert summary["held_out"] is None
 
@@ -287,17 +291,17 @@ def test_bars_hold_nine_of_ten_by_hand() -> None:
     fourteen = math.log(1.13) + 0.5 * math.log(1.14 / 1.13)  # 90% of 15 is 13.5: half way from the 13th to the 14th
     assert set(bars(some[:14])) == {"any"}
     assert bars(some[:14])["any"]["mean_ttft_ms"] == pytest.approx(math.expm1(fourteen), abs=0.0011)
-    again = [replace(one, run=replace(one.run, repeat=1)) for one in some]
+    again = [replace(one, of=replace(one.of, repeat=1)) for one in some]
     assert bars([*some, *again]) == widths  # repeats are no more experiments
     assert bars(some[:8]) == {}
     held = covered(hits_of(some, widths))
     assert held["covered"] == pytest.approx(18 / 19)
-    assert held["by_metric"]["p99_itl_ms"] == {"runs": 19, "covered": pytest.approx(18 / 19)}
-    assert held["by_arch"] == {"pd": {"runs": 19, "covered": pytest.approx(18 / 19)}}
+    assert held["by"]["metric"]["p99_itl_ms"] == {"runs": 19, "covered": pytest.approx(18 / 19)}
+    assert held["by"]["arch"] == {"pd": {"runs": 19, "covered": pytest.approx(18 / 19)}}
     # each against the other 18, of which the 17th and a tenth of the way to the 18th counts: not 1.18, nor 1.19
     assert covered(hits_of(some))["covered"] == pytest.approx(17 / 19)
     fewer = covered(hits_of(checked([made(users=None, request_rate=3.0)], 100.0), {"any": {"mean_ttft_ms": 0.1}}))
-    assert fewer["by_metric"] == {"mean_ttft_ms": {"runs": 1, "covered": 1.0}}  # of a load without bars of its own
+    assert fewer["by"]["metric"] == {"mean_ttft_ms": {"runs": 1, "covered": 1.0}}  # of a load without bars of its own
 
 
 def test_held_out_runs_are_apart() -> None:
@@ -305,7 +309,7 @@ def test_held_out_runs_are_apart() -> None:
     far = made(value=50.0, users=20, held_out=True)
     summary = document(Validation({"fluid": checked([*runs, far], 100.0)}, "made up"))
     alone = document(Validation({"fluid": checked(runs, 100.0)}, "made up"))
-    assert summary["held_out"]["median_abs_error"] == pytest.approx(1.0)
+    assert summary["held_out"]["by"]["all"]["all"]["median"] == pytest.approx(1.0)
     assert summary["held_out"]["coverage"]["any machine"]["covered"] == 0
     assert {name: part for name, part in summary.items() if name != "held_out"} == {
         name: part for name, part in alone.items() if name != "held_out"
@@ -324,7 +328,7 @@ def test_the_pace_shows_a_slower_machine() -> None:
     assert second.predicted == first.predicted
     assert 1.05 < second.paced["mean_tpot_ms"] / second.predicted["mean_tpot_ms"] <= 1.1 + 1e-9
     summary = document(Validation({"fluid": [first, second]}, "made up"))
-    assert summary["paced"]["runs"] == 2
+    assert summary["paced"]["after"]["by"]["all"]["all"]["rows"] == 2
     assert document(validate([run], jobs=1))["paced"] is None
 
 
@@ -333,7 +337,7 @@ def test_repeats_are_simulated_once_and_each_is_compared(monkeypatch: pytest.Mon
     monkeypatch.setattr(compare, "_predicted", lambda *task: done.append(task) or simulated(*task))
     validation = validate([made(repeat=at, users=1) for at in range(3)], jobs=1)
     assert len(done) == 1
-    assert [one.run.repeat for one in validation.checked["fluid"]] == [0, 1, 2]
+    assert [one.of.repeat for one in validation.checked["fluid"]] == [0, 1, 2]
     assert len({one.predicted["output_throughput"] for one in validation.checked["fluid"]}) == 1
 
 
@@ -357,7 +361,7 @@ def test_the_command_prints_tables_or_one_document(tmp_path: Path, capsys: pytes
         error = one["predicted"]["mean_ttft_ms"] / run.metrics["mean_ttft_ms"] - 1
         assert one["errors"]["mean_ttft_ms"] == pytest.approx(error)
     sizes = [abs(e) for one in printed["runs"] for e in one["errors"].values()]
-    assert printed["median_abs_error"] == pytest.approx(np.median(sizes))
+    assert printed["by"]["all"]["all"]["median"] == pytest.approx(np.median(sizes))
     assert main(["validate", str(path), "--jobs", "1", "--no-ablations", "--held-out"]) == 0
     assert "open, low" in capsys.readouterr().out
 

@@ -3,21 +3,26 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
-from pdvsim.bench.join import grouped, simulations, some_of
-from pdvsim.calibration.validate import silicon, speculation
-from pdvsim.calibration.validate.servers import ServerKind, SiliconRow, not_simulated, read_rows
-from pdvsim.calibration.validate.speculation import SIDES, MeasuredPair, PredictedPair, figures_of
+from pdvsim.bench.join import simulations, some_of
+from pdvsim.calibration.validate import servers, speculation
+from pdvsim.calibration.validate.servers import LARGE, ServerKind, SiliconRow, kind_of
+from pdvsim.calibration.validate.speculation import FIGURES, SIDES, MeasuredPair, figures_of
 from pdvsim.cli.validate.base import Compared, ValidationCommand
 from pdvsim.sim.limits import Jobs, Range
-from pdvsim.view.table import grid, percent_cell
-from pdvsim.view.validation import silicon_text
+from pdvsim.view.table import percent_cell
+from pdvsim.view.validation import Shown, both_cell, error_tables, missed, sizes_of
 
+SILICON_TARGETS: dict[str, tuple[float, ...]] = {  # of TPOT: median, 95th percentile
+    "dense": (0.05, 0.20),
+    "mixtures of experts": (0.08, 0.30),
+    LARGE["expert-parallel"]: (0.12,),
+    LARGE["apart"]: (0.15,),
+}
 MeasuredEngine = Literal["all", "vllm", "sglang", "trtllm"]
-CONCURRENCIES = (1, 8, 32, 128)  # up to which a group of rows reaches
 
 
 @dataclass(frozen=True)
@@ -47,26 +52,20 @@ class ValidateSilicon(MeasuredServers):
         """Measured servers, of one engine or all, and their predictions."""
         rows = [
             row
-            for row in read_rows()
+            for row in servers.read_rows()
             if row.held_out == self.held_out and self.silicon in ("all", row.engine) and self.kind in (None, row.kind)
         ]
-        absent = not_simulated(rows)
-        left_out = Counter((silicon.group_of(row), silicon.kind_of(absent[row.id])) for row in rows if row.id in absent)
-        rows = [row for row in rows if row.id not in absent]
-        usual = some_of([row for row in rows if not row.odd], self.rows)
+        absent = servers.not_simulated(rows)
+        usual = some_of([row for row in rows if row.id not in absent and not row.odd], self.rows)
         done = simulations(_served, usual, "rows", self.jobs, self.json, cost)
-        predicted = [silicon.joined(usual[at], times) for at, times in done.rows.items()]
+        times = {usual[at].id: row for at, row in done.rows.items()}
         failures = {usual[at].id: reason for at, reason in done.failures.items()}
-        odd = {row.id: row.odd for row in rows if row.odd}
-        document = silicon.document(sorted(predicted, key=lambda one: one.of.id), odd, failures, self.held_out)
-        document["not_simulated"] = [
-            {"kind": of_kind, "reason": reason, "rows": count} for (of_kind, reason), count in left_out.most_common()
-        ]
-        return Compared(document, silicon_text(document), done.unfinished)
+        document = servers.document(rows, times, failures, self.held_out)
+        return Compared(document, _silicon_text(document), done.unfinished)
 
 
 def _served(index: int, row: SiliconRow) -> dict[str, float]:
-    return dict(silicon.predict(row).predicted)
+    return dict(servers.predict(row).predicted)
 
 
 def cost(row: SiliconRow) -> float:
@@ -90,19 +89,8 @@ class ValidateSpeculation(MeasuredServers):
         pairs = [pair for pair in speculation.read_pairs() if pair.held_out == self.held_out]
         pairs = list(some_of([p for p in pairs if p.hardware.engine in engines], self.rows))
         done = simulations(_paired, pairs, "pairs", self.jobs, self.json, speculation.cost)
-        predictions = [speculation.joined(pairs[at], row["sides"]) for at, row in sorted(done.rows.items())]
-        document = {
-            "held_out": self.held_out,
-            "pairs": [_row(one) for one in predictions],
-            "groups": {
-                name: {
-                    key: speculation.error_cells(group) for key, group in sorted(grouped(predictions, label).items())
-                }
-                for name, label in GROUPS.items()
-            },
-            "lengths": speculation.best_lengths(predictions),
-            "failures": {pairs[at].setting: reason for at, reason in done.failures.items()},
-        }
+        sides = {at: row["sides"] for at, row in done.rows.items()}
+        document = speculation.document(pairs, sides, done.failures, self.held_out)
         return Compared(document, _text(document), done.unfinished)
 
 
@@ -110,49 +98,66 @@ def _paired(index: int, pair: MeasuredPair) -> dict[str, Any]:
     return {"sides": (figures_of(pair.drafted.without), figures_of(pair.drafted))}
 
 
-def _row(one: PredictedPair) -> dict[str, Any]:
-    """A pair as the document has it."""
-    pair, drafted = one.of, one.of.drafted
-    return {
-        "engine": pair.hardware.engine, "version": drafted.version, "card": pair.hardware.gpu,
-        "pair": drafted.experiment.server.pair, "method": pair.method_class, "k": pair.k, "concurrency": pair.clients,
-        "measured": one.measured["speedup"], "predicted": one.predicted["speedup"], "source": pair.source,
-    }  # fmt: skip
+def _silicon_text(document: Mapping[str, Any]) -> str:
+    """Errors by kind, engine, model and concurrency next to AIConfigurator's, and what was left out."""
 
+    def target(kind: str, part: str, cells: Mapping[str, Any]) -> str:
+        limits = dict(zip(("median", "p95"), SILICON_TARGETS.get(part, ()), strict=False))
+        return missed(cells["tpot_ms"], limits)
 
-def _concurrency(one: PredictedPair) -> str:
-    groups = (f"up to {most}" for most in CONCURRENCIES if one.of.clients <= most)
-    return next(groups, f"above {CONCURRENCIES[-1]}")
-
-
-GROUPS: dict[str, Callable[[PredictedPair], str]] = {
-    "engine and method": lambda one: f"{one.of.hardware.engine} {one.of.method_class}",
-    "draft length": lambda one: f"k={one.of.drafted.experiment.longest_draft}",
-    "concurrency": _concurrency,
-    "all": lambda one: "all",
-}
+    columns = [
+        ("rows", lambda kind, part, cells: str(cells["tpot_ms"]["rows"])),
+        ("TPOT", sizes_of("tpot_ms")),
+        ("target", target),
+        ("TTFT", sizes_of("ttft_ms")),
+        ("shared", lambda kind, part, cells: str(cells["shared_tpot_ms"]["rows"])),
+        ("TPOT", sizes_of("shared_tpot_ms")),
+        ("AIConfigurator", sizes_of("aiconfigurator_tpot_ms")),
+        ("TTFT", sizes_of("shared_ttft_ms")),
+        ("AIConfigurator", sizes_of("aiconfigurator_ttft_ms")),
+    ]
+    which = "held-out" if document["held_out"] else "visible"
+    notes = [
+        f"Errors as median / 95th percentile, of {len(document['rows'])} {which} rows; AIConfigurator's on the "
+        "rows that it estimates",
+        "Ratio of two rows that differ in concurrency, tensor parallelism or weights alone: "
+        f"{both_cell(document['ratios'])}",
+    ]
+    reasons = Counter(kind_of(reason) for reason in (*document["odd"].values(), *document["failed"].values()))
+    notes += ["no estimate by AIConfigurator: {rows} rows: {reason}".format(**one) for one in document["not_estimated"]]
+    notes += [f"left out: {count} rows: {reason}" for reason, count in reasons.most_common()]
+    notes += ["not simulated: {rows} rows, {kind}: {reason}".format(**one) for one in document["not_simulated"]]
+    return "\n\n".join([*error_tables(document, columns), "\n".join(notes)])
 
 
 def _text(document: Mapping[str, Any]) -> str:
     """Errors of the ratio of measured pairs by group, its sign, and the best draft lengths."""
     which = "held-out" if document["held_out"] else "visible"
-    tables = [f"Speed-up by speculation, predicted against measured: {len(document['pairs'])} {which} pairs of servers"]
-    for name, parts in document["groups"].items():
-        lines = []
-        for key, cells in parts.items():
-            figures = [cells[f"tpot_ms_{side}"] or cells[f"throughput_{side}"] for side in SIDES]
-            lines.append([
-                key, str(cells["pairs"]), percent_cell(cells["ratio_median"]), percent_cell(cells["ratio_95"]),
-                percent_cell(cells["ratio_signed"], "+"), f"{cells['signs']} of {cells['pairs']}",
-                *("" if figure is None else percent_cell(figure) for figure in figures),
-            ])  # fmt: skip
-        tables.append(grid((name, "pairs", "median", "95%", "signed", "sign right", *SIDES), lines))
+
+    def side_error(side: str) -> Shown:
+        def text(kind: str, part: str, cells: Mapping[str, Any]) -> str:
+            known = (cells[f"{name}_{side}"] for name in FIGURES)
+            return next((percent_cell(errors["median"]) for errors in known if errors["rows"]), "")
+
+        return text
+
+    columns = [
+        ("pairs", lambda kind, part, cells: str(cells["speedup"]["rows"])),
+        ("median / 95%", sizes_of("speedup")),
+        ("signed", lambda kind, part, cells: percent_cell(cells["speedup"]["signed"], "+")),
+        ("sign right", lambda kind, part, cells: f"{cells['signs']} of {cells['speedup']['rows']}"),
+        *((side, side_error(side)) for side in SIDES),
+    ]
+    blocks = [
+        f"Speed-up by speculation, predicted against measured: {len(document['pairs'])} {which} pairs of servers",
+        *error_tables(document, columns),
+    ]
     if choices := document["lengths"]:
         right = sum(choice["measured"] == choice["predicted"] for choice in choices)
         lost = f"the predicted one loses {max(choice['loss'] for choice in choices):.1%} at most"
-        tables.append(f"Best draft length (0 among them): right in {right} of {len(choices)} settings; {lost}")
-    tables += [f"not simulated: {setting}: {why}" for setting, why in document["failures"].items()]
-    tables.append(
+        blocks.append(f"Best draft length (0 among them): right in {right} of {len(choices)} settings; {lost}")
+    blocks += [f"not simulated: {setting}: {why}" for setting, why in document["failures"].items()]
+    blocks.append(
         "Errors of the ratio; of TPOT, else throughput, without and with speculation (medians of absolute values)"
     )
-    return "\n\n".join(tables)
+    return "\n\n".join(blocks)
