@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 
 import pdvsim
-from pdvsim.bench.traffic import repeated_share
 from pdvsim.cli import main
 from pdvsim.sim.config import Acceptance, Arch, Experiment, Server, Traffic
 from pdvsim.sim.core import ENDLESS
@@ -20,6 +19,7 @@ from pdvsim.sim.run import simulate
 from pdvsim.sim.workload.conversations import origins_of
 from pdvsim.sim.workload.own import read_own
 from pdvsim.sim.workload.requests import make_requests
+from pdvsim.view.traffic import repeated_share
 
 SHORT = "tinyllama-1.1b:llama-2-7b"  # contexts of 2,048 tokens
 
