@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict
 from pathlib import Path
 
 from pdvsim.bench import output
@@ -36,15 +35,14 @@ def command_lines(
     if not actions:
         runs = [command_line("pdvsim run", e) for e in experiments]
         return "\n".join(["No setting was changed. To repeat the session:", shlex.join(begun), *runs])
-    present = [*live, *_flags(knobs.applied_to(setup.base))]
+    present = [*live, *_flags(setup.turned(knobs))]
     lines = ["Settings at the start:", shlex.join(begun), "Settings at the end:", shlex.join(present)]
     lines.append(f"Changes up to {now_s:.2f} s, which a command line cannot repeat (full precision: session.json):")
-    before = Knobs.of(setup.base)
+    before = setup.knobs
     for action in actions:
         what = "a burst of requests"
         if action.knobs is not None:
-            old = asdict(before)
-            what = ", ".join(f"{k} {old[k]} to {v}" for k, v in asdict(action.knobs).items() if v != old[k])
+            what = ", ".join(f"{k} {before[k]} to {v}" for k, v in action.knobs.items() if v != before[k])
             before = action.knobs
         lines.append(f"  at {action.at_s:.2f} s: {what}")
     return "\n".join(lines)
@@ -67,7 +65,7 @@ def write_session(setup: Setup, actions: Sequence[Action], now_s: float, folder:
         paths.append(written.results[0])
         tables.append(run.table())
     write_whole(folder / "report.html", page(build(load(paths))).encode())
-    knobs = next((action.knobs for action in reversed(actions) if action.knobs is not None), Knobs.of(setup.base))
+    knobs = next((action.knobs for action in reversed(actions) if action.knobs is not None), setup.knobs)
     lines = command_lines(setup, actions, knobs, now_s, experiments)
     write_whole(folder / "session.txt", "\n\n".join([*tables, lines, ""]).encode())
     document = {"archs": setup.archs, "config": output.settings(setup.base), "until_s": now_s}

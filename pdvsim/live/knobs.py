@@ -3,42 +3,20 @@
 from __future__ import annotations
 
 import math
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
+from typing import Any
 
-from pdvsim.sim.config import Arch, ControllerName, Dataset, Experiment
+from pdvsim.sim.config import Arch, Experiment
 from pdvsim.sim.relevance import applicable, refuse_idle
 
 MOST_ARCHS = 4
 BURST = 50  # requests of a burst
+KNOBS = (
+    "request_rate", "burstiness", "dataset_name", "input_len", "output_len", "acceptance_rate",
+    "num_speculative_tokens", "controller", "max_num_seqs", "max_num_batched_tokens",
+)  # fmt: skip
 
-
-@dataclass(frozen=True)
-class Knobs:
-    """The settings of an experiment that may change while it runs. Lengths of None are the data set's own."""
-
-    request_rate: float
-    burstiness: float
-    dataset_name: Dataset
-    input_len: int | None
-    output_len: int | None
-    acceptance_rate: float
-    num_speculative_tokens: int
-    controller: ControllerName
-    max_num_seqs: int
-    max_num_batched_tokens: int
-
-    @classmethod
-    def of(cls, experiment: Experiment) -> Knobs:
-        """The settings of an experiment."""
-        return cls(**{name: experiment.setting(name) for name in cls.__dataclass_fields__})
-
-    def applied_to(self, experiment: Experiment) -> Experiment:
-        """The experiment with these settings; a ValueError of one line if it cannot have them."""
-        traffic = experiment.traffic
-        path = traffic.dataset_path if self.dataset_name == traffic.dataset_name else None
-        changed = experiment.with_settings(**asdict(self), dataset_path=path, random_range_ratio=0.0)
-        ratio = traffic.random_range_ratio if changed.traffic.fixed_lengths else 0.0
-        return changed.with_settings(random_range_ratio=ratio)
+Knobs = dict[str, Any]  # values of KNOBS; lengths of None are the data set's own
 
 
 @dataclass(frozen=True)
@@ -60,9 +38,22 @@ class Setup:
             raise ValueError("start with a draft length of at least 1; it can be set to 0 on the page")
         refuse_idle([replace(self.base, arch=arch) for arch in self.archs])
 
+    @property
+    def knobs(self) -> Knobs:
+        """The settings at the start."""
+        return {name: self.base.setting(name) for name in KNOBS}
+
+    def turned(self, knobs: Knobs) -> Experiment:
+        """The experiment with these settings; a ValueError of one line if it cannot have them."""
+        traffic = self.base.traffic
+        path = traffic.dataset_path if knobs["dataset_name"] == traffic.dataset_name else None
+        changed = self.base.with_settings(**knobs, dataset_path=path, random_range_ratio=0.0)
+        ratio = traffic.random_range_ratio if changed.traffic.fixed_lengths else 0.0
+        return changed.with_settings(random_range_ratio=ratio)
+
     def experiments(self, knobs: Knobs) -> list[Experiment]:
         """One experiment per architecture with these settings; those without effect in it are ignored."""
-        changed = knobs.applied_to(self.base)
+        changed = self.turned(knobs)
         return [applicable(replace(changed, arch=arch)) for arch in self.archs]
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import html
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, replace
 from functools import partial
 from threading import Thread
 from time import perf_counter
@@ -88,7 +87,7 @@ class Dashboard:
         }
         self.changes, self.refusal, self._update_parts = self.changes + 1, "", {}
         try:
-            self._go_on(orders.get(what) or (lambda: session.change(replace(session.knobs, **{what: given}))))
+            self._go_on(orders.get(what) or (lambda: session.change(session.knobs | {what: given})))
         except ValueError as error:
             self.refusal = str(error)
 
@@ -187,7 +186,7 @@ class Dashboard:
 
     def _settings(self) -> dict[str, dict[str, Any]]:
         """Values of the controls: the settings in force, from any browser."""
-        speeds, knobs = [*SPEEDS.values()], asdict(self.session.knobs).items()
+        speeds, knobs = [*SPEEDS.values()], self.session.knobs.items()
         return {
             "window": {"value": self.window},
             "pause": {"label": "Pause" if self.running else "Continue"},

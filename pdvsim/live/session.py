@@ -195,7 +195,7 @@ class Session:
     """Stations on one simulated clock, the source of their requests, and the actions so far."""
 
     def __init__(self, setup: Setup, keep: bool = False) -> None:
-        self.setup, self.knobs = setup, Knobs.of(setup.base)
+        self.setup, self.knobs = setup, setup.knobs
         self.arrivals = Arrivals(setup.base.traffic, setup.base.acceptance)
         self.stations = [Station(e, keep) for e in setup.experiments(self.knobs)]
         self.actions: list[Action] = []
@@ -216,7 +216,7 @@ class Session:
         if knobs == self.knobs:
             return
         self._check(knobs)
-        old, new = (knobs.applied_to(self.setup.base) for knobs in (self.knobs, knobs))
+        old, new = map(self.setup.turned, (self.knobs, knobs))
         if (old.traffic, old.acceptance) != (new.traffic, new.acceptance):
             self.arrivals.change(new.traffic, new.acceptance, self.now_s)
         for station, experiment in zip(self.stations, self.setup.experiments(knobs), strict=True):
@@ -233,7 +233,7 @@ class Session:
 
     def _check(self, knobs: Knobs) -> None:
         """Reject settings that some architecture does not support, or requests that it could never serve."""
-        changed = knobs.applied_to(self.setup.base)
+        changed = self.setup.turned(knobs)
         largest = Workload(_ahead(changed.traffic), changed.acceptance, SAMPLED_REQUESTS).largest()
         self.setup.experiments(knobs)
         for station in self.stations:

@@ -11,7 +11,7 @@ import pytest
 
 from pdvsim.bench.sweep import flatten
 from pdvsim.live.gauge import KEPT_S, Gauge, LiveWindow, grows
-from pdvsim.live.knobs import BURST, Action, Knobs, Setup
+from pdvsim.live.knobs import BURST, Action, Setup
 from pdvsim.live.page import Dashboard
 from pdvsim.live.parts import table
 from pdvsim.live.session import Session, replay
@@ -45,11 +45,11 @@ def driven(rng: np.random.Generator, setup: Setup) -> Session:
         if action == "burst":
             session.burst()
         elif action == "turn":
-            session.change(replace(knobs, request_rate=40.0, input_len=300, output_len=60, max_num_seqs=16))
+            session.change(knobs | {"request_rate": 40.0, "input_len": 300, "output_len": 60, "max_num_seqs": 16})
         elif action == "drafts":
-            session.change(replace(knobs, num_speculative_tokens=0, max_num_batched_tokens=512))
+            session.change(knobs | {"num_speculative_tokens": 0, "max_num_batched_tokens": 512})
         elif action == "controller":
-            session.change(replace(knobs, controller="goodput", acceptance_rate=0.9, dataset_name="random"))
+            session.change(knobs | {"controller": "goodput", "acceptance_rate": 0.9, "dataset_name": "random"})
     return session
 
 
@@ -88,7 +88,7 @@ def test_figures_are_the_metrics_of_the_run(hardware: Hardware) -> None:
     setup = Setup(("pdv",), replace(BASE, scoring=scoring, hardware=hardware))
     session = Session(setup)
     session.advance(3.0)
-    session.change(replace(session.knobs, request_rate=1e-6))  # the last arrivals
+    session.change(session.knobs | {"request_rate": 1e-6})  # the last arrivals
     session.advance(20.0)
     [window], [result] = session.windows(KEPT_S), replay(setup, session.actions, 20.0)
     figures, metrics = window.metrics, flatten(summarise(result))
@@ -170,7 +170,7 @@ def test_conversations_show_who_uses_the_kv_cache() -> None:
     base = replace(BASE, traffic=TALKS, hardware=replace(BASE.hardware, kv_capacity_tokens=4000))
     session = Session(Setup(("colocated", "pdv"), base))
     session.advance(6.0)
-    session.change(replace(session.knobs, request_rate=16.0))  # a new sample: its conversations are new as well
+    session.change(session.knobs | {"request_rate": 16.0})  # a new sample: its conversations are new as well
     session.advance(12.0)
     for window in session.windows(5.0):
         figures = window.metrics
@@ -198,7 +198,7 @@ def test_a_burst_and_another_acceptance_show() -> None:
     after = [window.metrics["in_system"] for window in session.windows(5.0)]
     assert all(b + BURST - 5 <= a <= b + BURST + 5 for b, a in zip(before, after, strict=True))
     for acceptance, until_s in ((0.6, 8.0), (0.3, 24.0)):
-        session.change(replace(session.knobs, acceptance_rate=acceptance))
+        session.change(session.knobs | {"acceptance_rate": acceptance})
         session.advance(until_s)
         for window in session.windows(8.0):
             judged = window.metrics["spec_decode_judged_acceptance_rate"]
@@ -233,8 +233,8 @@ def test_a_refused_turn_changes_nothing() -> None:
     session = Session(Setup(("pdv", "baseline"), BASE))
     for bad in ({"input_len": 100_000}, {"request_rate": -1.0}, {"controller": "feedback"}):
         with pytest.raises(ValueError, match=r"."):
-            session.change(replace(session.knobs, **bad))  # type: ignore[arg-type]
-        assert session.knobs == Knobs.of(BASE)
+            session.change(session.knobs | bad)
+        assert session.knobs == Setup(("pdv",), BASE).knobs
         assert session.actions == []
     session.advance(1.0)
 
@@ -244,7 +244,7 @@ def test_a_page_changes_one_setting_and_refuses_what_cannot_be() -> None:
     for what, value in (("request_rate", 9.0), ("input_len", "10000000"), ("burstiness", 2.0)):
         show.execute(what, value)
         assert bool(show.refusal) == (what == "input_len")
-    assert show.session.knobs == replace(Knobs.of(BASE), request_rate=9.0, burstiness=2.0)
+    assert show.session.knobs == Setup(("pdv",), BASE).knobs | {"request_rate": 9.0, "burstiness": 2.0}
     for what, value in (("request_rate", 1e9), ("window", "1 s"), ("__class__", None)):
         with pytest.raises((ValueError, LookupError)):
             show.execute(what, value)
