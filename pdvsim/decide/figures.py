@@ -7,8 +7,6 @@ from collections.abc import Sequence
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from pdvsim.bench.stats import Interval
 from pdvsim.decide.advice import FLIPS, Advice
 from pdvsim.decide.capacity import Capacities
@@ -21,9 +19,9 @@ from pdvsim.decide.surroundings import Flips
 from pdvsim.decide.winners import WinnerMap, confidence_text
 from pdvsim.sim.config import Experiment
 from pdvsim.sim.policies import policy_of
-from pdvsim.view.charts import DASHES, Bar, Chart, Curve, curves_of
-from pdvsim.view.figure import chart_figure, new_figure, styled, titled
-from pdvsim.view.forest import forest_figure
+from pdvsim.view.charts import DASHES, Bar, Chart, Curve, Tile, curves_of
+from pdvsim.view.differences import forest_figure
+from pdvsim.view.figure import chart_figure
 from pdvsim.view.setting import points_line, run_seeds, setting_line
 from pdvsim.view.style import AXIS_NAMES, arch_colour, number_text, paler
 
@@ -34,6 +32,7 @@ AXES = {
     "load": "Request rate (req/s)", "concurrency": "Concurrent requests", "requests": "Requests in the batch",
     "acceptance": "Acceptance rate",
 }  # fmt: skip
+NOBODY = "#ebebeb"  # colour of a cell without a winner
 MARKERS = "osD^vP*X"  # one per architecture, so that coinciding curves are still distinguishable
 
 
@@ -154,15 +153,10 @@ def map_pictures(answer: WinnerMap) -> dict[str, Figure]:
 
 def map_figure(answer: WinnerMap) -> Figure:
     """Cells in the winner's colour with its lead over the second; pale and hatched if it is not significant."""
-    import seaborn as sns
-    from matplotlib.colors import ListedColormap
-    from matplotlib.patches import Patch, Rectangle
-
     grid, archs = answer.grid, [str(arch) for arch in answer.grid.archs]
     places, loads = list(reversed(grid.places)), grid.loads
     palette = [_colour(fleet.of(grid.base)) for fleet in grid.fleets] or [arch_colour(arch) for arch in archs]
-    codes = np.full((len(places), len(loads)), np.nan)
-    texts = dict.fromkeys(np.ndindex(codes.shape), "")
+    colours = dict(zip(archs, palette, strict=True))
     note = setting_line(
         asdict(grid.base),
         f"{loads[0]:g} to {loads[-1]:g} {'req/s' if grid.request_rate else 'concurrent requests'}",
@@ -176,41 +170,26 @@ def map_figure(answer: WinnerMap) -> Figure:
         drafts=f"each {'fleet' if grid.fleets else 'architecture'} at its best",
         acceptance="" if grid.axis == "acceptance" else None,
     )
-    note += " In a cell: the winner, its draft length and its lead over the second. "
+    note += " In a cell: the winner, its draft length and its lead over the second. Hatched: not significant. "
     note += f"{confidence_text(answer)}."
     note += f" Simulated, profile {answer.rows[0]['profile']}."
-    with styled(grid=False):
-        figure = new_figure(3.5 + 1.7 * len(loads), 2.2 + 0.85 * len(places), note)
-        axes = figure.subplots()
-        unsure: list[tuple[int, int]] = []
-        for i, place in enumerate(places):
-            for j, load in enumerate(loads):
-                cell = answer.cell(load, place)
-                words = cell.words(1 if grid.fleets else 2) if cell else ["not run"]
-                texts[i, j] = "\n".join(words).replace("none keeps", "none\nkeeps")
-                if cell is not None and cell.winner is not None:
-                    codes[i, j] = archs.index(cell.winner)
-                    unsure += [] if cell.sure else [(j, i)]
-        sns.heatmap(
-            codes, ax=axes, cmap=ListedColormap(palette), vmin=-0.5, vmax=len(archs) - 0.5, cbar=False,
-            linewidths=2, linecolor="white", xticklabels=[f"{x:g}" for x in loads],
-            yticklabels=[place_text(place).replace(":", ":\n") for place in places],
-        )  # fmt: skip
-        axes.set_facecolor("0.92")
-        for corner in unsure:
-            axes.add_patch(Rectangle(corner, 1, 1, facecolor=(1, 1, 1, 0.55), linewidth=0))
-            axes.add_patch(Rectangle(corner, 1, 1, fill=False, edgecolor="0.45", hatch="///", linewidth=0))
-        for (i, j), text in texts.items():
-            box = {"boxstyle": "round,pad=0.25", "facecolor": "white", "edgecolor": "none", "alpha": 0.85}
-            if text:
-                axes.text(j + 0.5, i + 0.5, text, ha="center", va="center", size=12, color="0.1", bbox=box)
-        axes.tick_params(axis="y", rotation=0)
-        sides = {"acceptance": "Acceptance rate", "size": "Pair draft:target (ratio of parameters)", "card": "Card"}
-        titled(axes, f"Best by {NAMES[grid.goal.objective]}", AXIS_NAMES[grid.load_kind], sides[grid.axis])
-        handles = [Patch(color=colour, label=arch) for arch, colour in zip(archs, palette, strict=True)]
-        handles.append(Patch(facecolor="white", edgecolor="0.35", hatch="///", label="not significant"))
-        figure.legend(handles=handles, loc="outside upper center", ncols=4, frameon=False)
-    return figure
+    cells = []
+    for i, place in enumerate(places):
+        for j, load in enumerate(loads):
+            found = answer.cell(load, place)
+            words = found.words(1 if grid.fleets else 2) if found else ["not run"]
+            colour, unsure = NOBODY, False
+            if found is not None and found.winner is not None:
+                colour, unsure = colours[found.winner], not found.sure
+            text = "\n".join(words).replace("none keeps", "none\nkeeps")
+            cells.append(Tile(i, j, paler(colour, 0.55) if unsure else colour, text, unsure))
+    sides = {"acceptance": "Acceptance rate", "size": "Pair draft:target (ratio of parameters)", "card": "Card"}
+    chart = Chart(
+        f"Best by {NAMES[grid.goal.objective]}", sides[grid.axis], AXIS_NAMES[grid.load_kind], cells=cells,
+        rows=[place_text(place).replace(":", ":\n") for place in places], columns=[f"{load:g}" for load in loads],
+        key=[*colours.items()],
+    )  # fmt: skip
+    return chart_figure([[chart]], note, inches=(3.0 + 1.7 * len(loads), 1.4 + 0.85 * len(places)))
 
 
 def _colour(candidate: Experiment) -> str:

@@ -1,8 +1,8 @@
 """What a chart shows, whoever draws it: `view.figure` in a file, `view/report/page.js` on a page.
 
-A chart is either curves over a number or rows of bars. Its band or whiskers are the 95% confidence interval over
-replications; one replication has none. Hollow markers and bars are points where the queue grew: their latencies would
-increase with a longer run.
+A chart is either curves over a number, rows of bars, or rows and columns of cells. Its band or whiskers are the 95%
+confidence interval over replications; one replication has none. Hollow markers and bars are points where the queue
+grew: their latencies would increase with a longer run.
 """
 
 from __future__ import annotations
@@ -83,9 +83,19 @@ class Bar(NamedTuple):
     half: float = 0.0  # half-width of the interval of its end
 
 
+class Tile(NamedTuple):
+    """A cell in a row and a column."""
+
+    row: int
+    column: int
+    colour: str
+    text: str
+    hollow: bool = False  # proves nothing
+
+
 @dataclass(frozen=True)
 class Chart:
-    """Curves, or rows of bars."""
+    """Curves, rows of bars, or rows and columns of cells."""
 
     title: str = ""
     unit: str = ""
@@ -93,7 +103,9 @@ class Chart:
     traces: Sequence[Curve] = ()
     rows: Sequence[str] = ()
     bars: Sequence[Bar] = ()
-    key: Sequence[tuple[str, str]] = ()  # legend of bars: names and colours
+    columns: Sequence[str] = ()
+    cells: Sequence[Tile] = ()
+    key: Sequence[tuple[str, str]] = ()  # legend of bars or cells: names and colours
     ticks: Sequence[tuple[float, str]] = ()  # of the x axis
     log_x: bool = False
     log_y: bool = False

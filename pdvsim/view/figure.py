@@ -25,11 +25,11 @@ Alike = Literal["", "row", "all"]  # charts with one scale
 
 
 @contextmanager
-def styled(grid: bool = True) -> Iterator[None]:
+def styled() -> Iterator[None]:
     """Context of the common style: seaborn's, as matplotlib has it, because importing seaborn takes longer."""
     from matplotlib import style
 
-    with style.context(["seaborn-v0_8-whitegrid", "seaborn-v0_8-notebook", {"axes.grid": grid}]):
+    with style.context(["seaborn-v0_8-whitegrid", "seaborn-v0_8-notebook"]):
         yield
 
 
@@ -66,6 +66,8 @@ def chart_figure(
     names: str | None = None,
 ) -> Figure:
     """Charts in rows, with one legend of their curves above; `names` is its title. `inches` are those of one chart."""
+    from pdvsim.view.charts import Curve
+
     columns = max(map(len, rows))
     every = [chart for row in rows for chart in row]
     with styled():
@@ -77,7 +79,8 @@ def chart_figure(
                 draw(axes, chart, {"": [chart], "row": row, "all": every}[alike])
             for axes in axes_row[len(row) :]:
                 axes.set_visible(False)
-        legend(figure, [trace for chart in every for trace in chart.traces], names)
+        keys = [Curve(*one, hollow=[False], marker="s", dash="none") for c in every if c.columns for one in c.key]
+        legend(figure, [*(trace for chart in every for trace in chart.traces), *keys], names)
     return figure
 
 
@@ -90,6 +93,10 @@ def draw(axes: Axes, chart: Chart, framed: Sequence[Chart] = ()) -> None:
     """A chart; the ends of its y axis are from the values of the charts `framed`."""
     import numpy as np
 
+    if chart.columns:
+        titled(axes, chart.title, chart.x, chart.unit)
+        _cells(axes, chart)
+        return
     whiskers = sum(len(trace.half) > 0 for trace in chart.traces) > CLEAR
     for number, trace in enumerate(chart.traces):
         shift = min(DODGE, 0.5 / len(chart.traces)) * (number - (len(chart.traces) - 1) / 2) if whiskers else 0.0
@@ -116,6 +123,23 @@ def draw(axes: Axes, chart: Chart, framed: Sequence[Chart] = ()) -> None:
     if chart.key:
         axes.set_ylim(len(chart.rows) - 0.5, -1.6 * len(chart.rows))  # room for the legend
         axes.legend(ncols=2, loc="upper left", fontsize=9)
+
+
+def _cells(axes: Axes, chart: Chart) -> None:
+    """Rows and columns of cells, each with its text; those that prove nothing are hatched."""
+    from matplotlib.patches import Rectangle
+
+    box = {"boxstyle": "round,pad=0.25", "facecolor": "white", "edgecolor": "none", "alpha": 0.85}
+    for cell in chart.cells:
+        hatch: dict[str, Any] = {"hatch": "//"} if cell.hollow else {}
+        corner = cell.column - 0.5, cell.row - 0.5
+        axes.add_patch(Rectangle(corner, 1, 1, facecolor=cell.colour, edgecolor="white", linewidth=2, **hatch))
+        axes.text(cell.column, cell.row, cell.text, ha="center", va="center", fontsize=12, color="0.1", bbox=box)
+    axes.set_xticks(range(len(chart.columns)), chart.columns)
+    axes.set_yticks(range(len(chart.rows)), chart.rows)
+    axes.set(xlim=(-0.5, len(chart.columns) - 0.5), ylim=(len(chart.rows) - 0.5, -0.5), facecolor="0.92")
+    axes.grid(False)
+    axes.spines[:].set_visible(False)
 
 
 def _rows(axes: Axes, chart: Chart) -> None:

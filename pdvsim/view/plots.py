@@ -24,8 +24,8 @@ from pdvsim.common.options import nearest
 from pdvsim.sim.records import LANES
 from pdvsim.view.charts import Curve, Dash, Entry, curves_of, entries_of, has, panel
 from pdvsim.view.comparison import comparison_table
+from pdvsim.view.differences import improvement_figure
 from pdvsim.view.figure import CLEAR, DPI, MOST_PER_ROW, Alike, chart_figure, in_rows
-from pdvsim.view.heatmap import improvement_figure
 from pdvsim.view.setting import Settings, points_line
 from pdvsim.view.style import LANE_COLOURS, grown_note, name_of, replications, rests_on, tail
 from pdvsim.view.table import TextTable
