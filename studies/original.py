@@ -28,7 +28,9 @@ from pdvsim.sim.config import Acceptance, Arch, Experiment, Scoring, Server, Tra
 from pdvsim.sim.metrics.launches import busy_share
 from pdvsim.sim.relevance import applicable
 from pdvsim.sim.run import simulate
-from pdvsim.view.figure import new_figure, styled
+from pdvsim.view.charts import Chart, Tile
+from pdvsim.view.differences import colour_of
+from pdvsim.view.figure import chart_figure, new_figure, styled
 from pdvsim.view.report.sheet import Sheet
 from pdvsim.view.style import arch_colour, arch_marker
 from pdvsim.view.table import rows_table
@@ -51,6 +53,7 @@ PAIRS = {
 ARCHS: tuple[Arch, ...] = ("baseline", "colocated", "pd", "pdv", "pdv-unified", "pdv-hybrid", "adaptive")
 AGAINST: Arch = "pd"  # baseline of the published improvement
 LEAD = 0.04  # smaller leads may be the simulator's own error in throughput
+STRONGEST = 0.3  # lead with the strongest colour
 KINDS: tuple[LoadKind, ...] = ("concurrency", "request_rate")
 REQUESTS_PER_LEVEL, FEWEST = 1.5, 12  # the arrivals of 30 s at 0.05 C per second
 
@@ -175,27 +178,22 @@ def _axes(axes: Axes, title: str, unit: str) -> None:
     axes.set_title(title, fontweight="bold", loc="left", fontsize=10)
 
 
-@styled(grid=False)
 def _heatmap(rows: pd.DataFrame, caption: str) -> Figure:
     """Change of throughput over `AGAINST`, in percent: blue is faster, red slower."""
     table = changes(rows, "output_throughput")
     others = [arch for arch in ARCHS if arch != AGAINST]
-    figure = new_figure(18, 6, f"{caption} Percent of {AGAINST}'s tokens per second; colours end at 30.")
-    panels = figure.subplots(len(KINDS), len(PAIRS), squeeze=False)
-    for line, kind in zip(panels, KINDS, strict=True):
-        for axes, (label, pair) in zip(line, PAIRS.items(), strict=True):
-            cells = [[100 * value for value in table[pair, kind, arch]] for arch in others]
-            axes.imshow(cells, cmap="RdBu", vmin=-30, vmax=30, aspect="auto")
-            for y, row in enumerate(cells):
-                for x, value in enumerate(row):
-                    colour = "white" if abs(value) > 20 else "0.15"
-                    axes.text(x, y, f"{value:+.0f}", ha="center", va="center", fontsize=8, color=colour)
+    lines: list[list[Chart]] = []
+    for kind in KINDS:
+        lines.append([])
+        for label, pair in PAIRS.items():
+            tiles = [
+                Tile(y, x, colour_of(value, STRONGEST), f"{100 * value:+.0f}")
+                for y, arch in enumerate(others)
+                for x, value in enumerate(table[pair, kind, arch])
+            ]
             levels = [f"{level:g}" for level in table[pair, kind, AGAINST].index]
-            axes.set_xticks(range(len(levels)), levels, fontsize=8)
-            axes.set_yticks(range(len(others)), others, fontsize=9)
-            axes.set_title(f"{label}, {LOADS[kind]}", fontweight="bold", loc="left", fontsize=10)
-            axes.set_xlabel("C", fontsize=9)
-    return figure
+            lines[-1].append(Chart(f"{label}, {LOADS[kind]}", "", "C", rows=others, columns=levels, cells=tiles))
+    return chart_figure(lines, f"{caption} Percent of {AGAINST}'s tokens per second; colours end at 30.")
 
 
 def original_text(rows: pd.DataFrame) -> str:
