@@ -11,11 +11,15 @@ from pdvsim.sim.core import KINDS
 from pdvsim.sim.metrics.summary import STEPS, percentile_name
 from pdvsim.sim.records import LANES
 from pdvsim.view.comparison import LATENCIES, outside
-from pdvsim.view.style import METRICS, PREEMPTION, PREFIXES, SPECULATION, TOTALS, metric_label
+from pdvsim.view.style import METRICS, PREEMPTION, PREFIXES, SPECULATION, TOTALS, metric_label, name_of
 from pdvsim.view.table import SHORT_TEXT, TextTable, banded, cell, folded, mean_of, missing, terminal_width
 
 Section = tuple[str, list[tuple[str, str]]]
 WIDTH = 50
+LANE_LINES = {
+    "utilisation": ("Busy (%)", 2), "bandwidth_share": ("Bandwidth (%)", 2), "launches": ("Launches", 0),
+    "mean_queue_depth": ("Mean queue depth", 2),
+}  # fmt: skip
 IN_TIME = 0.9  # share of the requests that must meet levels without a percentile
 
 
@@ -40,34 +44,28 @@ def serving_html(values: Mapping[str, Any], percentiles: Iterable[float]) -> str
 
 def sections(values: Mapping[str, Any], percentiles: Iterable[float]) -> list[Section]:
     """The parts of a serving table: titles, labels and formatted values. Absent values have no line."""
+    marks = ["mean", "median", *map(percentile_name, percentiles)]
     parts: list[Section] = [(" Serving Benchmark Result ", _origin(values) + _lines(values, TOTALS))]
-    for name, (_, title) in LATENCIES.items():
-        marks = ["mean", "median", *map(percentile_name, percentiles)]
-        parts.append((title, _lines(values, [f"{key}_{name}_ms" for key in marks])))
+    parts += [
+        (title, _lines(values, [f"{mark}_{name}_ms" for mark in marks])) for name, (_, title) in LATENCIES.items()
+    ]
     speculation = _lines(values, SPECULATION)
     if speculation and "acceptance_source" in values:
         speculation.insert(0, ("Acceptance:", str(values["acceptance_source"])))
     per_position = values.get("spec_decode_per_position_acceptance_rates")
     if isinstance(per_position, Sequence):
         speculation += [(f"  Position {i} (%):", cell(rate, scale=100)) for i, rate in enumerate(per_position)]
-    parts.append(("Speculative Decoding", speculation))
-    happened = [key for key in PREEMPTION if getattr(values.get(key), "mean", values.get(key))]
-    parts.append(("KV Cache", _lines(values, happened)))
     looked = "prefix_cache_queries" in values or "conversations" in values
-    parts.append(("Prefix Cache", _lines(values, PREFIXES) if looked else []))
-    batches = [f"kinds_{kind}_mean_{'tokens' if kind == 'prefill' else 'batch'}" for kind in KINDS]
-    parts.append(("Batches", _lines(values, batches)))
-    steps = {f"breakdown_ms_{step}": (f"{step.capitalize()} (ms)", 2) for step in STEPS}
-    parts.append(("Mean Time of a Request", _lines(values, steps, steps)))
+    parts += [
+        ("Speculative Decoding", speculation),
+        ("KV Cache", _lines(values, [key for key in PREEMPTION if mean_of(values.get(key), 0.0)])),
+        ("Prefix Cache", _lines(values, PREFIXES) if looked else []),
+        ("Batches", _lines(values, [f"kinds_{k}_mean_{'tokens' if k == 'prefill' else 'batch'}" for k in KINDS])),
+        ("Mean Time of a Request", _lines(values, {f"breakdown_ms_{s}": (f"{s.capitalize()} (ms)", 2) for s in STEPS})),
+    ]
     for lane in LANES:
-        rows = (("busy", "utilisation"), ("bandwidth", "bandwidth_share"))
-        shares = [
-            (f"{label.capitalize()} (%):", cell(values[f"lanes_{lane}_{key}"], scale=100))
-            for label, key in rows
-            if f"lanes_{lane}_{key}" in values and not missing(values[f"lanes_{lane}_{key}"])
-        ]
-        more = {f"lanes_{lane}_launches": ("Launches", 0), f"lanes_{lane}_mean_queue_depth": ("Mean queue depth", 2)}
-        parts.append((f"Lane: {lane}", shares + _lines(values, more, more)))
+        shown = {f"lanes_{lane}_{key}": named for key, named in LANE_LINES.items()}
+        parts.append((f"Lane: {lane}", _lines(values, shown)))
     return [(title, rows) for title, rows in parts if rows]
 
 
@@ -102,10 +100,9 @@ def levels_text(scoring: Scoring, values: Mapping[str, Any]) -> str:
     return ", ".join(parts) or f"{' '.join(scoring.goodput)}: add their percentiles to --metric-percentiles"
 
 
-def _lines(
-    values: Mapping[str, Any], keys: Iterable[str], named: Mapping[str, tuple[str, int]] = METRICS
-) -> list[tuple[str, str]]:
-    """The labels and cells of metrics; without those that are unknown or infinite."""
+def _lines(values: Mapping[str, Any], keys: Iterable[str]) -> list[tuple[str, str]]:
+    """The labels and cells of metrics; without those that are unknown or infinite. `keys` may map to their names."""
+    named = keys if isinstance(keys, Mapping) else METRICS
     shown = {key: named.get(key) or (metric_label(key), 2) for key in keys
              if not missing(values.get(key)) and values[key] != math.inf}  # fmt: skip
-    return [(f"{label}:", banded(values, key, decimals)) for key, (label, decimals) in shown.items()]
+    return [(f"{label}:", banded(values, key, decimals, name_of(key)[2])) for key, (label, decimals) in shown.items()]

@@ -107,14 +107,14 @@ def percent_cell(value: float | None, sign: str = "") -> str:
     return cell(value) if missing(value) else f"{cell(value, 1, 100, sign)}%"
 
 
-def banded(values: Mapping[str, Any], key: str, decimals: int = 2) -> str:
+def banded(values: Mapping[str, Any], key: str, decimals: int = 2, scale: float = 1.0) -> str:
     """A cell with its error: relative, or a range if forward times are predicted."""
-    text, ends = cell(values.get(key), decimals), [values.get(f"{key}_{end}") for end in ("low", "high")]
+    text, ends = cell(values.get(key), decimals, scale), [values.get(f"{key}_{end}") for end in ("low", "high")]
     if not math.isnan(error := mean_of(values.get(f"{key}_error"))):
         return f"{text} (±{100 * error:.1f}%)"
     if any(missing(end) for end in ends):
         return text
-    low, high = (cell(mean_of(end), decimals) for end in ends)
+    low, high = (cell(mean_of(end), decimals, scale) for end in ends)
     return f"{text} ({low} to {high})"
 
 

@@ -7,7 +7,6 @@ anything.
 from __future__ import annotations
 
 import base64
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from html import escape
@@ -23,7 +22,6 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 DPI = 120
-RULED = re.compile(r"^(?=.*  )(.+\n-+(?:\n.*  .*)*)$|^(.+)\n-+$", re.M)  # a table's lines, or a heading
 
 
 class Showable(Protocol):
@@ -86,7 +84,7 @@ def parts_html(parts: Iterable[str | Showable]) -> str:
             items = "".join(f"<li>{escape(str(line))}</li>" for line in group if line)
             pieces.append(f'<ul class="lines">{items}</ul>' if items else "")
         else:
-            pieces += [printed(part) if isinstance(part, str) else part.html() for part in group]
+            pieces += [f"<pre>{escape(part)}</pre>" if isinstance(part, str) else part.html() for part in group]
     return "".join(pieces)
 
 
@@ -101,18 +99,6 @@ def image(figure: Figure, name: str) -> str:
     """A figure as an image that fits its page."""
     data = base64.b64encode(picture(figure, "image.png", DPI)).decode()
     return f'<img style="max-width: 100%; height: auto" alt="{escape(name)}" src="data:image/png;base64,{data}">'
-
-
-def printed(text: str) -> str:
-    """A printed text as HTML: headings, tables that keep their columns, and lines that may wrap."""
-    pieces, end = [], 0
-    for found in (*RULED.finditer(text), None):
-        loose = text[end : found.start() if found else None].strip("\n")
-        pieces += [f'<pre class="wrap">{escape(loose)}</pre>'] if loose else []
-        if found is not None:
-            pieces.append(f"<pre>{escape(found[1])}</pre>" if found[1] else f"<h3>{escape(found[2])}</h3>")
-            end = found.end()
-    return "".join(pieces)
 
 
 def flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
