@@ -15,10 +15,9 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
-from pdvsim.live.knobs import Setup
 from pdvsim.live.page import Dashboard
 from pdvsim.live.server import PageServer
-from pdvsim.live.session import Session
+from pdvsim.live.session import Session, Setup
 from pdvsim.sim.config import Experiment, Server, Traffic
 
 ARCHS = ("pdv", "colocated", "pd", "autoregressive")

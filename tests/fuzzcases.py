@@ -37,8 +37,8 @@ from pdvsim.sim.prices.profile import builtin
 from pdvsim.sim.prices.profile import load as load_profile
 from pdvsim.sim.workload import acceptance, counters, datasets
 from pdvsim.sim.workload.own import read_own
-from pdvsim.view.report import page
 from pdvsim.view.report.document import build
+from pdvsim.view.report.sheet import page
 
 MOST_CPU_S = 30.0  # of one case
 DEEP = 3000

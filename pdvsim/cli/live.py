@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Annotated, ClassVar
 from pdvsim.cli.command import Command
 from pdvsim.common.console import say
 from pdvsim.common.presets import ExperimentOptions
-from pdvsim.live.knobs import Setup
 from pdvsim.sim.config import Acceptance, Arch
 from pdvsim.sim.limits import Range, Redefined, RequestRate, Share
 
 if TYPE_CHECKING:
     from pdvsim.live.server import PageServer
+    from pdvsim.live.session import Setup
 
 PERCENTILES = (50.0, 95.0, 99.0)
 EXTRA = "live needs tornado: pip install 'pdvsim[live]'"
@@ -52,6 +52,8 @@ class LiveCommand(Command, ExperimentOptions):
 
     def setup(self) -> Setup:
         """The session these options describe."""
+        from pdvsim.live.session import Setup
+
         if not self.arch:
             raise ValueError("arch needs at least one value")
         return Setup(self.arch, self.experiment(self.arch[0]).with_settings(metric_percentiles=PERCENTILES))

@@ -12,11 +12,10 @@ from pdvsim.bench.results import load
 from pdvsim.cli.run import RunFiles
 from pdvsim.common.commandline import command_line, flags_of
 from pdvsim.common.files import write_whole
-from pdvsim.live.knobs import Action, Knobs, Setup
-from pdvsim.live.session import replay
+from pdvsim.live.session import Action, Knobs, Setup, replay
 from pdvsim.sim.config import Experiment
-from pdvsim.view.report import page
 from pdvsim.view.report.document import build
+from pdvsim.view.report.sheet import page
 from pdvsim.view.run import Run
 
 SET_BY_SESSION = ("num_prompts", "metric_percentiles")

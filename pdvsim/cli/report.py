@@ -13,11 +13,11 @@ from pdvsim.common.console import say
 from pdvsim.common.files import write_whole
 from pdvsim.common.progress import Progress
 from pdvsim.sim.limits import Paths, Placed
+from pdvsim.view.differences import check
 from pdvsim.view.figure import DPI
-from pdvsim.view.heatmap import check
 from pdvsim.view.plots import Layout, custom_figure, slug, standing
-from pdvsim.view.report import page
 from pdvsim.view.report.document import build
+from pdvsim.view.report.sheet import page
 
 
 @dataclass(frozen=True)

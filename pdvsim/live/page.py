@@ -12,13 +12,12 @@ from typing import Any
 
 from pdvsim.common.console import say
 from pdvsim.live.gauge import KEPT_S, LiveWindow
-from pdvsim.live.knobs import BURST, Action, Setup
 from pdvsim.live.parts import LivePart, parts
-from pdvsim.live.session import Session
+from pdvsim.live.session import BURST, Action, Session, Setup
 from pdvsim.sim.config import Experiment
 from pdvsim.sim.policies import PolicyError, named
 from pdvsim.view.charts import plain
-from pdvsim.view.report import page
+from pdvsim.view.report.sheet import page
 from pdvsim.view.style import arch_colour
 
 SPEEDS = {"1×": 1.0, "10×": 10.0, "100×": 100.0, "maximum speed": float("inf")}

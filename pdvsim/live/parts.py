@@ -16,7 +16,7 @@ from pdvsim.sim.core import KINDS
 from pdvsim.sim.policies import policy_of
 from pdvsim.sim.records import LANES, Array
 from pdvsim.view.charts import DASHES, Bar, Chart, Curve, Dash, histogram
-from pdvsim.view.report import metric_table
+from pdvsim.view.report.sheet import metric_table
 from pdvsim.view.style import KIND_COLOURS, LANE_COLOURS, arch_colour, better, name_of
 from pdvsim.view.table import cell
 

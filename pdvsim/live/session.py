@@ -1,35 +1,91 @@
 """A session: one to four architectures serve the same requests in step, with the same changes of settings.
 
 A session is determined by its experiments and its actions, independent of its speed. So it can be run again with all
-records. Not modelled: a rate that changes between two requests.
+records. Settings can change while it runs, for all architectures. Not modelled: a rate that changes between two
+requests.
 """
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from typing import Any
 
 from simpy.events import Event
 
 from pdvsim.live.gauge import Gauge, LiveWindow
-from pdvsim.live.knobs import BURST, Action, Knobs, Setup
 from pdvsim.sim.assembly import covering_profile, make_controller
 from pdvsim.sim.cluster import Cluster
-from pdvsim.sim.config import Acceptance, Experiment, Traffic
+from pdvsim.sim.config import Acceptance, Arch, Experiment, Traffic
 from pdvsim.sim.core import Request
 from pdvsim.sim.machine.clock import Clock
 from pdvsim.sim.machine.prefix import BLOCK
 from pdvsim.sim.policies import own_errors
 from pdvsim.sim.records import Keeper, Log, Result
+from pdvsim.sim.relevance import applicable, refuse_idle
 from pdvsim.sim.run import Client, no_collector
 from pdvsim.sim.workload.conversations import TURNS
 from pdvsim.sim.workload.requests import Workload
 
+MOST_ARCHS = 4
+BURST = 50  # requests of a burst
+KNOBS = (
+    "request_rate", "burstiness", "dataset_name", "input_len", "output_len", "acceptance_rate",
+    "num_speculative_tokens", "controller", "max_num_seqs", "max_num_batched_tokens",
+)  # fmt: skip
+Knobs = dict[str, Any]  # values of KNOBS; lengths of None are the data set's own
 STEP_S = 0.25  # simulated time between readings, at most
 SAMPLED_REQUESTS = 100_000  # then the next sample starts
 CHUNK = 64  # requests sampled together; a change discards the rest
 SEEDS = 1 << 53
+
+
+@dataclass(frozen=True)
+class Setup:
+    """Start of a session: architectures, and the experiment that all of them run."""
+
+    archs: tuple[Arch, ...]
+    base: Experiment
+
+    def __post_init__(self) -> None:
+        if not 1 <= len(self.archs) <= MOST_ARCHS or len(set(self.archs)) < len(self.archs):
+            raise ValueError(
+                f"arch takes one to {MOST_ARCHS} architectures, each once, got {', '.join(self.archs) or 'none'}"
+            )
+        traffic, server = self.base.traffic, self.base.server
+        if math.isinf(traffic.request_rate) or traffic.use_trace_timestamps:
+            raise ValueError("live needs a finite --request-rate")
+        if not server.longest_draft:
+            raise ValueError("start with a draft length of at least 1; it can be set to 0 on the page")
+        refuse_idle([replace(self.base, arch=arch) for arch in self.archs])
+
+    @property
+    def knobs(self) -> Knobs:
+        """The settings at the start."""
+        return {name: self.base.setting(name) for name in KNOBS}
+
+    def turned(self, knobs: Knobs) -> Experiment:
+        """The experiment with these settings; a ValueError of one line if it cannot have them."""
+        traffic = self.base.traffic
+        path = traffic.dataset_path if knobs["dataset_name"] == traffic.dataset_name else None
+        changed = self.base.with_settings(**knobs, dataset_path=path, random_range_ratio=0.0)
+        ratio = traffic.random_range_ratio if changed.traffic.fixed_lengths else 0.0
+        return changed.with_settings(random_range_ratio=ratio)
+
+    def experiments(self, knobs: Knobs) -> list[Experiment]:
+        """One experiment per architecture with these settings; those without effect in it are ignored."""
+        changed = self.turned(knobs)
+        return [applicable(replace(changed, arch=arch)) for arch in self.archs]
+
+
+@dataclass(frozen=True)
+class Action:
+    """An action at a simulated time: settings changed, or a burst sent."""
+
+    at_s: float
+    knobs: Knobs | None = None  # None: a burst
 
 
 class Arrivals:

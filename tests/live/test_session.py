@@ -11,10 +11,9 @@ import pytest
 
 from pdvsim.bench.sweep import flatten
 from pdvsim.live.gauge import KEPT_S, Gauge, LiveWindow, grows
-from pdvsim.live.knobs import BURST, Action, Setup
 from pdvsim.live.page import Dashboard
 from pdvsim.live.parts import table
-from pdvsim.live.session import Session, replay
+from pdvsim.live.session import BURST, Action, Session, Setup, replay
 from pdvsim.sim.config import Experiment, Hardware, Scoring, Server, Traffic
 from pdvsim.sim.metrics.summary import summarise
 from pdvsim.sim.policies import ARCHS

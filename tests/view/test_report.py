@@ -23,9 +23,8 @@ from pdvsim.sim.records import LANES
 from pdvsim.view import report
 from pdvsim.view.charts import histogram
 from pdvsim.view.figure import new_figure
-from pdvsim.view.report import page
 from pdvsim.view.report.document import build, difference
-from pdvsim.view.report.sheet import Highlight, Sheet
+from pdvsim.view.report.sheet import Highlight, Sheet, page
 from pdvsim.view.series import Steps, busy, bytes_per_s, in_flight, over_time, parts_of, queue, waiting
 from pdvsim.view.table import TextTable
 

@@ -22,8 +22,7 @@ from pdvsim.sim.config import Scoring
 from pdvsim.sim.metrics.summary import latencies_s
 from pdvsim.view.charts import Chart, Entry, breakdown, curves_of, histogram, panel, timeline
 from pdvsim.view.comparison import most_outside
-from pdvsim.view.report import metric_table
-from pdvsim.view.report.sheet import facts_html, flat
+from pdvsim.view.report.sheet import facts_html, flat, metric_table
 from pdvsim.view.series import BINS, over_time, parts_of
 from pdvsim.view.setting import points_line
 from pdvsim.view.style import (
