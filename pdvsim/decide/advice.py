@@ -31,7 +31,9 @@ from pdvsim.decide.report import (
     Answer,
     Report,
     asked_lines,
+    clients_of,
     gpus_text,
+    nearest_pair,
     plural,
     positive,
     served_as_text,
@@ -50,7 +52,6 @@ from pdvsim.view.report.sheet import Highlight, Showable
 from pdvsim.view.setting import acceptance_notes, is_assumed, is_published, measure_notes, recorded_elsewhere
 from pdvsim.view.style import metric_label
 from pdvsim.view.table import DETAIL, TextTable, cell, span_text
-from pdvsim.view.validation import clients_of, nearest_pair
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -12,7 +12,7 @@ from pdvsim.bench.inputs import checked
 from pdvsim.bench.stats import Interval
 from pdvsim.decide.deploy import Deployment, roomed
 from pdvsim.decide.error import gain_note
-from pdvsim.decide.report import NO_DRAFTS, Answer, Report, lengths_note, plural
+from pdvsim.decide.report import NO_DRAFTS, Answer, Report, lengths_note, nearest_pair, plural
 from pdvsim.decide.runs import in_loop, replications
 from pdvsim.sim.assembly import profile_of
 from pdvsim.sim.config import Experiment, Server
@@ -24,7 +24,6 @@ from pdvsim.sim.prices.options import Padding
 from pdvsim.view.report.sheet import Showable
 from pdvsim.view.setting import acceptance_notes
 from pdvsim.view.table import rows_table
-from pdvsim.view.validation import nearest_pair
 
 SIZES = Range(1, 4096)
 USUAL_LENGTH = 4

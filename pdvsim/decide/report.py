@@ -6,6 +6,7 @@ shared.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from html import escape
@@ -13,9 +14,11 @@ from typing import TYPE_CHECKING, Any
 
 from pdvsim.bench.pool import Row
 from pdvsim.bench.stats import Interval
+from pdvsim.calibration.validate.speculation import MeasuredPair, read_pairs
 from pdvsim.common.version import __version__
 from pdvsim.sim.config import BY_SEED, Experiment, Traffic
 from pdvsim.sim.engines import ENGINES
+from pdvsim.sim.models.presets import model
 from pdvsim.sim.workload.asked import drafter_name
 from pdvsim.sim.workload.requests import BLOCKS, resamples
 from pdvsim.sim.workload.windows import time_text
@@ -29,6 +32,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 EXPANDED = 3  # sections, in a notebook
+MANY = 32  # requests from which drafts make a mixture read many more experts
 NO_DRAFTS = "do not enable speculation"
 
 
@@ -189,3 +193,37 @@ def lengths_note(traffic: Traffic) -> list[str]:
     equal = ", all equal: in a closed loop requests start and end together"
     how = " (--random-range-ratio)" if traffic.random_range_ratio else equal
     return [f"lengths: {lengths_text(vars(traffic))}{how}"] if traffic.fixed_lengths else []
+
+
+def nearest_pair(candidate: Experiment | None, clients: float) -> list[str]:
+    """The measured pair of servers that is most like a candidate that drafts for so many requests, as lines."""
+    if candidate is None or candidate.hardware.predicted_engine == "pdvsim":  # measured by real runs of its own
+        return []
+    hardware, method, k = candidate.hardware, candidate.server.drafted_by, max(1, candidate.longest_draft)
+    every, target = read_pairs(), candidate.pair.target
+    pairs = [pair for pair in every if (pair.hardware.engine, pair.method) == (hardware.predicted_engine, method)]
+
+    def distance(pair: MeasuredPair) -> tuple[bool, bool, float]:
+        off = abs(math.log(pair.k / k)) + abs(math.log(pair.clients / max(1.0, clients)))
+        return pair.target != target.name, pair.hardware.gpu != hardware.gpu, off
+
+    lines = [f"no pair of {hardware.predicted_engine} servers with and without {method} drafts was measured"]
+    for pair in sorted(pairs, key=distance)[:1]:
+        other, models = "" if pair.target == target.name else "of another model, ", pair.drafted.experiment.server.pair
+        engine = f"{pair.hardware.engine} {pair.drafted.version} on {pair.hardware.gpu}"
+        fast = f"{pair.measured['speedup']:.2f} times as fast with drafts"
+        where = f"{engine}, {models}, k={pair.k}, concurrency {pair.clients}"
+        lines = [f"measured nearest to this: {other}{where}: {fast} ({pair.source})"]
+    if target.experts is not None and clients >= MANY:
+        alike = [
+            pair for pair in every if pair.method == method and pair.clients >= MANY and model(pair.target).experts
+        ]
+        gains = [pair.measured["speedup"] for pair in alike]
+        known = f"{min(gains):.2f} to {max(gains):.2f} times ({len(gains)} pairs)" if gains else "not known"
+        lines.append(f"a mixture of experts: gains measured with {method} drafts at {MANY} and more requests: {known}")
+    return lines
+
+
+def clients_of(rows: Sequence[Mapping[str, Any]]) -> float:
+    """Requests in the server on average, by Little's law."""
+    return float(sum(row["request_throughput"] * row["mean_e2el_ms"] / 1e3 for row in rows) / len(rows))

@@ -22,7 +22,7 @@ from pdvsim.decide.edge import Ends, edge_of, find_edge
 from pdvsim.decide.error import Ranged, gain_note, gain_ranged
 from pdvsim.decide.fleet import Contender
 from pdvsim.decide.race import check_seeds
-from pdvsim.decide.report import Answer, Report, asked_lines, plural
+from pdvsim.decide.report import Answer, Report, asked_lines, nearest_pair, plural
 from pdvsim.decide.runs import Bench, in_loop, replications
 from pdvsim.decide.space import settings_text
 from pdvsim.sim.assembly import ServerParts
@@ -32,7 +32,6 @@ from pdvsim.sim.workload.asked import drafter_name
 from pdvsim.view.report.sheet import Showable
 from pdvsim.view.setting import acceptance_notes
 from pdvsim.view.table import TextTable
-from pdvsim.view.validation import nearest_pair
 
 STEP = 1.1  # between the places where an edge is looked for
 

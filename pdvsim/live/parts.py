@@ -33,6 +33,7 @@ GROUPS = {  # of the table's metrics; those without a name are always shown
 }
 SERIES = {"tokens_per_s": "Output tokens per second", "in_flight": "Requests in system",
           "draft_length": "Draft length", "acceptance": "Drafts accepted (%)"}  # fmt: skip
+COUNT = {"ttft": "requests", "tpot": "requests", "itl": "chunks", "e2el": "requests"}  # what latencies are of
 SLIGHT = 0.5  # percent, or points of shares: a difference of less has no colour
 HEIGHT_PX = 190
 
@@ -70,8 +71,7 @@ def parts(archs: Sequence[str], names: Sequence[str], levels_s: Mapping[str, flo
 
     def over_time(column: str, windows: Sequence[LiveWindow]) -> LiveContent:
         shown = [at for at in range(len(archs)) if drafting[at] or column not in ("draft_length", "acceptance")]
-        series = {at: windows[at].series for at in shown}
-        lines = [(curves[at], mine["edges_s"], mine[column]) for at, mine in series.items()]
+        lines = [(curves[at], windows[at].series["edges_s"], windows[at].series[column]) for at in shown]
         return _lines(lines, column == "acceptance")
 
     def spread(metric: str, windows: Sequence[LiveWindow]) -> LiveContent:
@@ -83,13 +83,11 @@ def parts(archs: Sequence[str], names: Sequence[str], levels_s: Mapping[str, flo
         series, own = windows[at].series, [Curve(lane, LANE_COLOURS[lane]) for lane in lanes[at]]
         return _lines([(curve, series["edges_s"], series["queue"].get(curve.name, ())) for curve in own])
 
-    of = {"itl": "share of chunks"}
     return [
         LivePart("strip", f"The last {1e3 * STRIP_S:.0f} ms", "wide", 1, strip),
         LivePart("table", "Metrics of the window", "table", 3, compared),
         *(LivePart(column, title, "", 4, partial(over_time, column)) for column, title in SERIES.items()),
-        *(LivePart(metric, f"{metric.upper()}: {of.get(metric, 'share of requests')}", "", 8, partial(spread, metric))
-          for metric in ("ttft", "tpot", "itl", "e2el")),
+        *(LivePart(name, f"{name.upper()}: share of {of}", "", 8, partial(spread, name)) for name, of in COUNT.items()),
         *(LivePart(f"queues-{at}", f"{name}: queues", "", 8, partial(queues, at)) for at, name in enumerate(names)),
     ]  # fmt: skip
 

@@ -36,7 +36,7 @@ from pdvsim.view.style import (
     number_text,
     paler,
 )
-from pdvsim.view.table import load_name, load_text, missing
+from pdvsim.view.table import load_text, missing
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -185,7 +185,7 @@ def panel(
     name, unit, scale = name_of(metric)
     title, every = name if title is None else title, every or inside
     kind, by_metric = str(every[0]["load_kind"]), isinstance(every[0][x], Interval)
-    axis = AXIS_NAMES.get(kind, load_name(kind)) if x == "load" else metric_label(x)
+    axis = AXIS_NAMES[kind] if x == "load" else metric_label(x)
     text = load_text if x == "load" else value_text
     ticks = [] if by_metric else _ticks([e[x] for e in every], text)
     if x == "load" and len(ticks) == 1:

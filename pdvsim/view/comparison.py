@@ -18,7 +18,6 @@ from pdvsim.view.table import (
     TextTable,
     banded,
     cell,
-    grid,
     load_name,
     load_text,
     mean_of,
@@ -181,9 +180,11 @@ def profiles_table(document: Mapping[str, Any]) -> str:
 
 def points_table(rows: Sequence[Mapping[str, Any]]) -> str:
     """The points of a sweep, one row each."""
-    header = [name for name in rows[0] if name not in ("load_kind", "run")]
-    shown = [load_name(rows[0]["load_kind"]) if name == "load" else name for name in header]
-    return grid(shown, [[load_text(r[n]) if n == "load" else _text(r[n]) for n in header] for r in rows])
+    shown = [
+        {load_name(row["load_kind"]) if name == "load" else name: load_text(value) if name == "load" else _text(value)
+         for name, value in row.items() if name not in ("load_kind", "run")} for row in rows
+    ]  # fmt: skip
+    return rows_table(shown)
 
 
 def stability_text(entry: Mapping[str, Any]) -> str:

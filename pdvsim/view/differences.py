@@ -29,7 +29,7 @@ from pdvsim.view.style import (
     paler,
     rests_on,
 )
-from pdvsim.view.table import load_name, load_text
+from pdvsim.view.table import load_text
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -106,7 +106,7 @@ def improvement_figure(results: Results, metric: str, against: str) -> Figure | 
                  colour_of(sign * gain.relative.mean, limit) if gain.significant else UNSURE,
                  gain.text, not gain.significant) for gain in gains if one or gain.arch == arch
         ]  # fmt: skip
-        axis = AXIS_NAMES.get(kind, load_name(kind)) if arch == panels[-1] else ""
+        axis = AXIS_NAMES[kind] if arch == panels[-1] else ""
         charts.append([Chart(arch, "", axis, rows=rows, columns=columns, cells=cells)])
     title = f"{name_of(metric)[0]}: difference from {against}" + (f", {settings[0]}" if one and settings[0] else "")
     inches = 2.6 + 0.095 * max(map(len, rows)) + 1.05 * len(loads), 0.5 * len(rows) + 0.9

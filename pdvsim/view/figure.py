@@ -51,12 +51,6 @@ def new_figure(width_inches: float, height_inches: float, caption: str, title: s
     return figure
 
 
-def titled(axes: Axes, title: str, x: str | None = None, y: str | None = None, **style: Any) -> None:
-    """Give a panel its title, in bold at the left, and the names of its axes where they are given."""
-    axes.set_title(title, loc="left", fontweight="bold", **style)
-    axes.set(**{f"{axis}label": name for axis, name in (("x", x), ("y", y)) if name is not None})
-
-
 def chart_figure(
     rows: Sequence[Sequence[Chart]],
     caption: str,
@@ -93,8 +87,11 @@ def draw(axes: Axes, chart: Chart, framed: Sequence[Chart] = ()) -> None:
     """A chart; the ends of its y axis are from the values of the charts `framed`."""
     import numpy as np
 
+    barred = chart.rows and not chart.columns
+    title = f"{chart.title} ({chart.unit})" if barred and chart.unit else chart.title
+    axes.set_title(title, loc="left", fontweight="bold")
+    axes.set(xlabel=chart.x, ylabel="" if barred else chart.unit)
     if chart.columns:
-        titled(axes, chart.title, chart.x, chart.unit)
         _cells(axes, chart)
         return
     whiskers = sum(len(trace.half) > 0 for trace in chart.traces) > CLEAR
@@ -114,9 +111,7 @@ def draw(axes: Axes, chart: Chart, framed: Sequence[Chart] = ()) -> None:
         axes.set_ylim(len(chart.rows) - 0.5, -0.5)
         axes.grid(False, axis="y")
         _rows(axes, chart)
-        titled(axes, f"{chart.title} ({chart.unit})" if chart.unit else chart.title, chart.x)
     else:
-        titled(axes, chart.title, chart.x, chart.unit)
         _ends(axes, chart, framed or [chart])
     for name, colour in chart.key:
         axes.plot([], [], "s", color=colour, label=name)
@@ -231,9 +226,8 @@ def legend(figure: Figure, traces: Sequence[Curve], title: str | None = None) ->
     named = [curves[name] for name in dict.fromkeys(t.name for t in traces if t.name)]
     handles = [Line2D([], [], color=c.colour, marker=c.marker if len(c.hollow) else "", linestyle=c.dash, label=c.name)
                for c in named]  # fmt: skip
-    needed_inches = [0.1 * len(c.name) + 0.75 for c in named]
-    room_inches = figure.get_figwidth() - 0.4
-    across = len(named) if sum(needed_inches) <= room_inches else max(1, int(room_inches / max(needed_inches)))
+    needed_inches = max(0.1 * len(c.name) + 0.75 for c in named)
+    across = min(len(named), max(1, int((figure.get_figwidth() - 0.4) / needed_inches)))
     lines = -(-len(named) // across)
     columns = -(-len(named) // lines)
     figure.legend(handles=handles, loc="outside upper center", ncols=columns, frameon=False, title=title)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 import re
 from collections.abc import Hashable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -187,15 +188,13 @@ class SweepPoints(pd.DataFrame):
 
     def _repr_html_(self) -> str | None:
         table = self._summary()
-        shown: str | None = super()._repr_html_() if table is None else table.html()  # type: ignore[misc]
-        return shown
+        return super()._repr_html_() if table is None else table.html()  # type: ignore[misc]
 
     def _summary(self) -> TextTable | None:
         """The table of `pdvsim sweep`; None for a modified frame that is no longer a sweep."""
-        try:
+        with suppress(KeyError, IndexError):
             return sweep_table(self)
-        except (KeyError, IndexError):
-            return None
+        return None
 
 
 def sweep_table(points: pd.DataFrame) -> TextTable:

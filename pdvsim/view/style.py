@@ -175,8 +175,7 @@ def rests_on(points: pd.DataFrame) -> str:
         f"{foundation}" if foundation == "measured run" else f"simulated, profile {profile}: {foundation}"
         for profile, foundation in zip(pairs["profile"], pairs["foundation"], strict=True)
     ]
-    text = "; ".join(texts)
-    return text[:1].upper() + text[1:] + "."
+    return f"{texts[0][:1].upper()}{'; '.join(texts)[1:]}."
 
 
 def grown_note(points: pd.DataFrame) -> str:

@@ -34,6 +34,7 @@ STEPS_S = (*SHORT_S[:-1], 30.0, 60.0, 120.0, 300.0, 600.0, 1200.0, 1800.0, 3600.
 QUANTILES = {"p50": 50, "p90": 90, "p99": 99, "max": 100}
 COLOUR = "#7f9ae5"
 BINS = 40
+DIGITS = {"prompt_tokens": 0, "output_tokens": 0, "acceptance": 2}
 
 
 @dataclass(frozen=True, repr=False)
@@ -110,11 +111,9 @@ class TraceAccount:
         else:
             lines.append("no arrival times: its lengths can be used, but it cannot be replayed")
         rows = [
-            {"": name.replace("_", " "), **{key: f"{value:,.0f}" for key, value in summary[name].items()}}
-            for name in ("prompt_tokens", "output_tokens")
-        ]
-        if "acceptance" in summary:
-            rows.append({"": "acceptance", **{key: f"{value:.2f}" for key, value in summary["acceptance"].items()}})
+            {"": name.replace("_", " ")} | {key: f"{value:,.{most}f}" for key, value in summary[name].items()}
+            for name, most in DIGITS.items() if name in summary
+        ]  # fmt: skip
         lines.append(rows_table(rows))
         if "length_correlation" in summary:
             lines.append(f"correlation of prompt and output: {summary['length_correlation']:+.2f}")

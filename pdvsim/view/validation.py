@@ -1,19 +1,14 @@
-"""The tables of validations: real runs, their launches, and measured servers of other engines."""
+"""The tables of validations: errors by group, real runs, and their launches."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from pdvsim.calibration.validate.speculation import MeasuredPair, read_pairs
-from pdvsim.sim.config import Experiment
-from pdvsim.sim.models.presets import model
 from pdvsim.sim.trust import ANY
 from pdvsim.view.table import cell, grid, missing, percent_cell
 
 WORST_RUNS_SHOWN = 10
-MANY = 32  # requests from which drafts make a mixture read many more experts
 BAR_METRICS = ("output_throughput", "mean_ttft_ms", "p99_ttft_ms", "mean_tpot_ms", "p99_itl_ms", "mean_e2el_ms")
 LEAST_SHARE = 0.0005  # least share of the time that gets its own line
 
@@ -169,40 +164,3 @@ def launch_tables(comparison: Mapping[str, Any]) -> Iterator[str]:
     idle = " / ".join(percent_cell(comparison["idle"][side]) for side in ("measured", "predicted"))
     rows.append(["GPU idle", "-", "-", idle])
     yield grid(["gaps, real / sim", "median us", "95% us", "share of time"], rows)
-
-
-# measured servers ---------------------------------------------------------------------------------------------------
-
-
-def nearest_pair(candidate: Experiment | None, clients: float) -> list[str]:
-    """The measured pair of servers that is most like a candidate that drafts for so many requests, as lines."""
-    if candidate is None or candidate.hardware.predicted_engine == "pdvsim":  # measured by real runs of its own
-        return []
-    hardware, method, k = candidate.hardware, candidate.server.drafted_by, max(1, candidate.longest_draft)
-    every, target = read_pairs(), candidate.pair.target
-    pairs = [pair for pair in every if (pair.hardware.engine, pair.method) == (hardware.predicted_engine, method)]
-
-    def distance(pair: MeasuredPair) -> tuple[bool, bool, float]:
-        off = abs(math.log(pair.k / k)) + abs(math.log(pair.clients / max(1.0, clients)))
-        return pair.target != target.name, pair.hardware.gpu != hardware.gpu, off
-
-    lines = [f"no pair of {hardware.predicted_engine} servers with and without {method} drafts was measured"]
-    for pair in sorted(pairs, key=distance)[:1]:
-        other, models = "" if pair.target == target.name else "of another model, ", pair.drafted.experiment.server.pair
-        engine = f"{pair.hardware.engine} {pair.drafted.version} on {pair.hardware.gpu}"
-        fast = f"{pair.measured['speedup']:.2f} times as fast with drafts"
-        where = f"{engine}, {models}, k={pair.k}, concurrency {pair.clients}"
-        lines = [f"measured nearest to this: {other}{where}: {fast} ({pair.source})"]
-    if target.experts is not None and clients >= MANY:
-        alike = [
-            pair for pair in every if pair.method == method and pair.clients >= MANY and model(pair.target).experts
-        ]
-        gains = [pair.measured["speedup"] for pair in alike]
-        known = f"{min(gains):.2f} to {max(gains):.2f} times ({len(gains)} pairs)" if gains else "not known"
-        lines.append(f"a mixture of experts: gains measured with {method} drafts at {MANY} and more requests: {known}")
-    return lines
-
-
-def clients_of(rows: Sequence[Mapping[str, Any]]) -> float:
-    """Requests in the server on average, by Little's law."""
-    return float(sum(row["request_throughput"] * row["mean_e2el_ms"] / 1e3 for row in rows) / len(rows))

@@ -18,11 +18,11 @@ from pdvsim.cli import main
 from pdvsim.decide.error import gain_ranged
 from pdvsim.decide.figures import speedup_figure
 from pdvsim.decide.fleet import Contender
+from pdvsim.decide.report import nearest_pair
 from pdvsim.decide.runs import Bench
 from pdvsim.decide.speedup import Drafting, Speedup, SpeedupQuestion, find_speedup, measured_pairs
 from pdvsim.sim.config import Acceptance, Experiment, Hardware, Server, Traffic
 from pdvsim.sim.run import simulate
-from pdvsim.view.validation import nearest_pair
 
 HEAD = "eagle3-llama-3.1-8b:llama-3.1-8b"
 TRAFFIC = Traffic("random", input_len=64, output_len=48, random_range_ratio=0.3)
