@@ -221,7 +221,8 @@ class Cluster:
             policy = kind(context)
             if isinstance(device, FastForwardGPU):
                 own = kind.submit is not Policy.submit or kind.wake_prefill is not Policy.wake_prefill
-                device.arrivals_queue = not own  # a user's own may launch right away
+                # what arrives at a user's own may launch right away
+                device.serve(policy.kv, self.log.deliveries, policy.rereads, arrivals_queue=not own)
             for process in policy.processes():
                 self.env.process(process)
         return policy

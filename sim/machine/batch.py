@@ -218,6 +218,11 @@ class Batch(Sequence[Request]):
             return []
         return self._without([row for row in self._rows if row.state.emitted == row.output_tokens])
 
+    @property
+    def over(self) -> bool:
+        """Whether a row has all its tokens after fast-forwarded rounds."""
+        return self.forecast is not None and self.forecast.round == self.forecast.end
+
     def finished(self) -> list[Request]:
         """Return the rows that have all their tokens after fast-forwarded rounds; they leave."""
         return [] if self.forecast is None else self._without(self.forecast.leave())

@@ -12,7 +12,7 @@ Not covered: hosts that poll, looked-up drafts, and lanes on several GPUs. Their
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from math import exp, inf
 from operator import sub
 from typing import Any, NamedTuple
@@ -20,6 +20,8 @@ from typing import Any, NamedTuple
 from pdvsim.sim.machine.batch import Batch
 from pdvsim.sim.machine.device import Job, SimulatedGPU
 from pdvsim.sim.machine.forecast import ROUNDS, Forecast
+from pdvsim.sim.machine.kv import KvCache
+from pdvsim.sim.records import Deliveries
 
 _NO_POWER = (0.0,) * 7
 
@@ -37,10 +39,16 @@ class FastForwardGPU(SimulatedGPU):
     def __init__(self, *args: Any, blocks: bool = True, **options: Any) -> None:
         super().__init__(*args, **options)
         self._blocks = blocks
-        self.foresees = blocks and self.lookup is None and self.ledger.log.carried is None
         self.arrivals_queue = False  # what arrives has no effect on it while no lane is idle
+        self._foreseeing: tuple[KvCache, Deliveries, bool] | None = None
         self._round_prices: dict[tuple[tuple[str, str], int, int, tuple[bool, ...]], RoundPrices] = {}
         self._windowed = [model for model in self.ledger.models.values() if model.window]
+
+    def serve(self, kv: KvCache, deliveries: Deliveries, rereads: bool, arrivals_queue: bool) -> None:
+        """Batches have their KV cache there, and their tokens go there; the drafter rereads accepted tokens or not."""
+        self.arrivals_queue = arrivals_queue
+        if self._blocks and self.lookup is None and self.ledger.log.carried is None:
+            self._foreseeing = kv, deliveries, rereads
 
     def take_in(self) -> None:
         """Put what was launched on its stream, or if possible run it to its end."""
@@ -76,15 +84,18 @@ class FastForwardGPU(SimulatedGPU):
         return True
 
     def advance(
-        self, batch: Batch, lanes: tuple[str, str], depth: int, enough: Callable[[], bool] | None = None
+        self, batch: Batch, k: int, lanes: tuple[str, str], depth: int, enough: Callable[[Sequence[int]], bool] | None
     ) -> int:
-        """Go through rounds of `batch` that are over before anything else happens; returns how many.
+        """Go through rounds of `batch` that are over before anything else happens (`node.Device`).
 
         The last is at most the one with which the first row finishes. Where rows are handed over, that one is over when
         the host has seen its verdict. Or it is one during which a request arrives that has to wait for its end.
         """
-        env, host, handed, forecast, rows = self.env, self.host, lanes[0] != lanes[1], batch.forecast, len(batch)
-        if forecast is None or self.running or self.coming or self.fresh or host.times.idle_poll_s:
+        if self._foreseeing is None:
+            return 0
+        forecast = batch.foresee(k, *self._foreseeing)
+        env, host, rows = self.env, self.host, len(batch)
+        if self.running or self.coming or self.fresh or host.times.idle_poll_s:
             return 0
         horizon_s = arrival_s = env.horizon(self)
         if self.arrivals_queue and not host.idle_lanes:
@@ -92,7 +103,7 @@ class FastForwardGPU(SimulatedGPU):
         most = min(ROUNDS, forecast.end - forecast.round)
         if most < 1 or horizon_s <= env._now:
             return 0
-        prices = self._prices(lanes, rows, forecast.k, forecast.context)
+        prices = self._prices(lanes, rows, k, forecast.context)
         if arrival_s < inf:  # no round is shorter than its verify
             most = min(most, int((arrival_s - env._now) / prices.least_s) + (arrival_s < horizon_s))
         if most < 1 or (most := forecast.roomy(most)) < 1:
@@ -102,10 +113,11 @@ class FastForwardGPU(SimulatedGPU):
             if not model.is_past_window(rows, contexts[0]) and model.is_past_window(rows, contexts[most - 1]):
                 most = bisect_right(contexts, rows * model.window, 0, most)
                 lags = lags[:most]
-        if forecast.k and max(lags) >= len(prices.by_lag):
+        if k and max(lags) >= len(prices.by_lag):
             return 0
+        handed = lanes[0] != lanes[1]
         over, spent_s = self._go_through(
-            forecast, rows, handed, depth, prices, contexts, lags, horizon_s, arrival_s, enough
+            batch, forecast, handed, depth, prices, contexts, lags, horizon_s, arrival_s, enough
         )
         forecast.spend(*spent_s)
         if over and env._now >= arrival_s:
@@ -131,8 +143,8 @@ class FastForwardGPU(SimulatedGPU):
 
     def _go_through(
         self,
+        batch: Batch,
         forecast: Forecast,
-        rows: int,
         handed: bool,
         depth: int,
         prices: RoundPrices,
@@ -140,7 +152,7 @@ class FastForwardGPU(SimulatedGPU):
         lags: list[int],
         horizon_s: float,
         arrival_s: float,
-        enough: Callable[[], bool] | None,
+        enough: Callable[[Sequence[int]], bool] | None,
     ) -> tuple[int, tuple[float, float, float]]:
         """Launch by launch, as the host and the GPU take them, until the horizon or the end of a round with an arrival.
 
@@ -149,7 +161,7 @@ class FastForwardGPU(SimulatedGPU):
         env, host, power, times, by_lag = self.env, self.host, self.power, self.host.times, prices.by_lag
         now_s, free_s, ended_s, mean_w = env._now, host.free_at, self.time_s, self.mean_w
         launch_s, handoff_s, notify_s = times.launch_s, times.handoff_s, times.notify_s
-        completion_s, parts = times.completed_s(rows), len(by_lag[0])
+        completion_s, parts = times.completed_s(len(batch)), len(by_lag[0])
         rest_w, limit_w, slope, settle_s, weight_j, cache_j, flop_j = _NO_POWER if power is None else power.figures
         launches: list[float] = []
         queued = float(depth)
@@ -200,9 +212,10 @@ class FastForwardGPU(SimulatedGPU):
                 wait_s += waited_s
             if enough is not None:
                 env._now = now_s
+                verdict = batch.verdict()
                 forecast.pass_rounds(over_s)
                 over_s.clear()
-                if enough():
+                if enough(verdict):
                     break
             if at_s >= arrival_s:
                 break

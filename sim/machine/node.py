@@ -25,19 +25,19 @@ class Device(Protocol):
     """What a policy may ask of its hardware, simulated or real."""
 
     host: SimulatedHost
-    foresees: bool = False  # what becomes of a batch is known when its rows join
 
     def launch(self, launch: Launch) -> Event:
         """Submit a launch; for a verify, the event's value is the number of accepted drafts per row."""
 
     def advance(
-        self, batch: Batch, lanes: tuple[str, str], depth: int, enough: Callable[[], bool] | None = None
+        self, batch: Batch, k: int, lanes: tuple[str, str], depth: int, enough: Callable[[Sequence[int]], bool] | None
     ) -> int:
-        """Go through rounds of a batch with a forecast that are over before anything else happens; returns how many.
+        """Go through rounds of a batch, with k draft tokens each, that are over before anything else happens.
 
-        Only where it foresees. `lanes` are those of the draft and the verify. Where they differ the host sees the draft
-        through, and hands the rows over to the other lane, and back. `depth` requests are queued in front of the first.
-        `enough` is asked after each round whether it was the last.
+        Returns how many: none where the device takes them one by one. `lanes` are those of the draft and the verify.
+        Where they differ the host sees the draft through, and hands the rows over to the other lane, and back. `depth`
+        requests are queued in front of the first. `enough` is shown each round's verdict, and says whether it was the
+        last. Room for the first round has been reserved.
         """
         return 0
 

@@ -19,11 +19,9 @@ from typing import NamedTuple
 
 from pdvsim.sim.core import Request
 from pdvsim.sim.machine.batch import Batch, Launch
-from pdvsim.sim.policies.base import Context, Process
+from pdvsim.sim.policies.base import Context, Process, priority
 from pdvsim.sim.policies.controllers import AcceptanceEstimate
 from pdvsim.sim.policies.pdv import PDV
-from pdvsim.sim.policies.rounds import priority
-from pdvsim.sim.policies.traits import OwnOptions, Tuned
 from pdvsim.sim.workload.acceptance import expected_tokens, guessed_rate, was_guessed
 
 FANS = (0, 1, 2, 4, 8)  # that the latency model chooses among
@@ -46,8 +44,8 @@ class Ahead(PDV):
 
     plain_rounds = True
     least_gpus = 2
-    options: OwnOptions = (*PDV.options, "ahead_fan")
-    tuned: Tuned = ("verify_gather", ("auto", "never"))
+    options = (*PDV.options, "ahead_fan")
+    tuned = ("verify_gather", ("auto", "never"))
     drafts_ahead = verifies_all = True
     not_in_engines = "drafts while it verifies, from guesses of the result"
 

@@ -30,7 +30,6 @@ from pdvsim.sim.machine.kv import Windows, held_tokens
 from pdvsim.sim.policies.admission import finish
 from pdvsim.sim.policies.base import Context, Process
 from pdvsim.sim.policies.colocated import Colocated
-from pdvsim.sim.policies.traits import Asked
 from pdvsim.sim.prices.links import Fabric, Piece
 
 
@@ -107,7 +106,7 @@ class Parcel:
 class DecodeEngine(Colocated):
     """Decodes requests whose prompts come from elsewhere."""
 
-    asked: Asked = "on change"  # of the chunks it only says how they are computed
+    asked = "on change"  # of the chunks it only says how they are computed
 
     def __init__(self, context: Context) -> None:
         super().__init__(context)

@@ -9,15 +9,14 @@ from collections.abc import Sequence
 
 from pdvsim.sim.policies.base import Policy, Process
 from pdvsim.sim.policies.options import Server
-from pdvsim.sim.policies.traits import OwnOptions, Tuned, Workers
 
 
 class Baseline(Policy):
     """Speculative decoding request by request: each of W workers serves one from prompt to end, at batch 1."""
 
-    workers: Workers = "requests"
-    options: OwnOptions = ("num_workers",)
-    tuned: Tuned = ("num_workers", (1, 4, 16))
+    workers = "requests"
+    options = ("num_workers",)
+    tuned = ("num_workers", (1, 4, 16))
     not_in_engines = "serves each request to completion at batch 1"
 
     @classmethod

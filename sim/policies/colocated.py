@@ -11,13 +11,12 @@ from collections.abc import Sequence
 
 from pdvsim.sim.machine.batch import Batch
 from pdvsim.sim.policies.base import Context, Policy, Process
-from pdvsim.sim.policies.traits import OwnOptions
 
 
 class Colocated(Policy):
     """The strong modern baseline."""
 
-    options: OwnOptions = ("async_scheduling",)
+    options = ("async_scheduling",)
 
     def __init__(self, context: Context) -> None:
         super().__init__(context)

@@ -11,10 +11,10 @@ from typing import Any
 from simpy.events import Event
 
 from pdvsim.sim.machine.batch import Batch
+from pdvsim.sim.policies.admission import OwnOptions, Tuned
 from pdvsim.sim.policies.base import Context
 from pdvsim.sim.policies.controllers import Learner
 from pdvsim.sim.policies.pdv import PDV
-from pdvsim.sim.policies.traits import Asked, OwnOptions, Tuned
 from pdvsim.sim.workload.acceptance import expected_tokens
 
 
@@ -25,7 +25,7 @@ class Hybrid(PDV):
     options: OwnOptions = (*PDV.options, "hybrid_threshold")
     tuned: Tuned = ("hybrid_threshold", (2, 8, 32))
     not_in_engines = "switches from one lane to three by the number of requests"
-    asked: Asked = "on change"  # in a round between lanes its own choice stays the same
+    asked = "on change"  # in a round between lanes its own choice stays the same
 
     def decode_batch(self, rows: Batch) -> Generator[Event, Any, None]:
         k = self.atomic_length(rows) if len(rows) <= self.settings.verify_batch else None
@@ -53,8 +53,8 @@ class Adaptive(Hybrid):
 
     plain_rounds = verifies_all = True
     drafter_follows = False  # while it decodes plainly
-    options: OwnOptions = PDV.options
-    tuned: Tuned = ("verify_gather", ("auto", "never"))
+    options = PDV.options
+    tuned = ("verify_gather", ("auto", "never"))
     not_in_engines = "switches from one lane to three by the latency model"
     MARGIN = 1.02
     PERSISTENCE = 8

@@ -9,7 +9,6 @@ from collections.abc import Sequence
 
 from pdvsim.sim.machine.batch import Batch
 from pdvsim.sim.policies.base import Context, Policy, Process
-from pdvsim.sim.policies.traits import OwnOptions
 
 
 class PrefillDecode(Policy):
@@ -42,7 +41,7 @@ class PrefillDecode(Policy):
 class PD(PrefillDecode):
     """Draft and verify in one atomic step of the decode lane."""
 
-    options: OwnOptions = ("async_scheduling",)
+    options = ("async_scheduling",)
 
     def decode_worker(self) -> Process:
         rows = Batch()

@@ -14,10 +14,9 @@ from simpy.events import Event
 
 from pdvsim.sim.core import Request
 from pdvsim.sim.machine.batch import Batch
+from pdvsim.sim.policies.admission import OwnOptions, Tuned
 from pdvsim.sim.policies.base import Context, Process
 from pdvsim.sim.policies.pd import PrefillDecode
-from pdvsim.sim.policies.rounds import fast_forward, leave
-from pdvsim.sim.policies.traits import Asked, MethodNames, OwnOptions, Tuned
 
 
 class PDV(PrefillDecode):
@@ -27,8 +26,8 @@ class PDV(PrefillDecode):
     options: OwnOptions = ("max_decode_queue", "verify_gather")
     tuned: Tuned = ("verify_gather", ("auto", "always", "never"))
     not_in_engines = "has three lanes on one GPU and collects verify batches from several drafts"
-    asked: Asked = "on change"
-    every_round: MethodNames = ("decode_worker", "decode_batch", "gathers", "verify_worker")
+    asked = "on change"
+    every_round = ("decode_worker", "decode_batch", "gathers", "verify_worker")
 
     def __init__(self, context: Context) -> None:
         super().__init__(context)
@@ -55,16 +54,8 @@ class PDV(PrefillDecode):
         """Draft for `rows` and hand them to the verify lane."""
         k = self.draft_length(rows)
         rows = self.reserve(rows, k)
-        # where no request is elsewhere, round after round they are drafted for, handed over, verified and handed back
-        if len(rows) == self.in_flight <= self.settings.verify_batch and fast_forward(self, rows, k, self.verify_lane):
-            if finished := rows.finished():  # the verify lane sees them leave, and hands the others back
-                leave(self, finished)
-                handed_back = self.decode.wait()
-                self.decode.put(rows)
-                yield handed_back
-                return
-            k = self.draft_length(rows)
-            rows = self.reserve(rows, k)
+        if len(rows) == self.in_flight <= self.settings.verify_batch:
+            rows, k = yield from self.handed_over(rows, k, self.decode)
         if k and rows:
             self.drafting = rows
             yield self.device.launch(self.draft(rows, k))

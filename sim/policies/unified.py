@@ -15,7 +15,6 @@ from pdvsim.sim.core import Chunk
 from pdvsim.sim.machine.batch import Batch
 from pdvsim.sim.policies.base import Context, Policy, Process, start_prefill
 from pdvsim.sim.policies.options import Server
-from pdvsim.sim.policies.traits import OwnOptions, Tuned, Workers
 
 
 class Unified(Policy):
@@ -24,9 +23,9 @@ class Unified(Policy):
     draft_lane = "decode"
     verify_lane = "verify"
     prefill_lane = "prefill"
-    workers: Workers = "turns"
-    options: OwnOptions = ("admission_factor",)
-    tuned: Tuned = ("admission_factor", (1.0, 1.2, 2.0))
+    workers = "turns"
+    options = ("admission_factor",)
+    tuned = ("admission_factor", (1.0, 1.2, 2.0))
     not_in_engines = "has three streams on one GPU, fed in turn by one loop"
 
     @classmethod
