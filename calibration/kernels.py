@@ -23,8 +23,8 @@ from numpy.typing import NDArray
 from pdvsim.bench.join import middle
 from pdvsim.sim.core import ServingEngine
 from pdvsim.sim.models.specs import GpuSpec
-from pdvsim.sim.prices.kernels import TOPK, KernelTables
-from pdvsim.sim.prices.shapes import CONTEXTS, ITEM_BYTES, experts_roofline, from_neighbours, packed, unpacked
+from pdvsim.sim.prices.kernels import CONTEXTS, TOPK, KernelTables
+from pdvsim.sim.prices.shapes import ITEM_BYTES, experts_roofline, from_neighbours, packed, unpacked
 
 SYSTEMS = {
     "a100-80gb": "a100_sxm",

@@ -22,15 +22,11 @@ from pdvsim.sim.models.layers import All2All
 from pdvsim.sim.models.specs import GpuSpec
 from pdvsim.sim.prices.links import NODE, RACK, LinkSpec, between_nodes, gather_s, nvlink_of
 from pdvsim.sim.prices.shapes import (
-    CONTEXTS,
     ITEM_BYTES,
     Floats,
     between,
     experts_roofline,
     filled,
-    lines,
-    nearest,
-    per_pair,
     rising,
     roofline,
     unpacked,
@@ -45,6 +41,7 @@ MXFP4_KERNELS = {
     "w4a16_mxfp4": ("w4a8_mxfp4_mxfp8", "w4a16_mxfp4"),
     "mxfp4_marlin": ("w4a8_mxfp4_mxfp8", "int4_wo", "w4a16_mxfp4"),
 }
+CONTEXTS = (255, 16_383)  # cached tokens between which decode attention is read as a line
 TOPK = 8  # experts of a token in the timed exchanges
 NVLINK_HIDDEN = 7168  # size of a token in the timed exchanges of TensorRT-LLM
 # How these send tokens to experts of a type; others take 16 bits
@@ -66,14 +63,45 @@ class TimedAttention(NamedTuple):
         use = np.isfinite(self.seconds)
         return self.axes[0][use], self.seconds[use]
 
-    def lines(self, between: tuple[int, int] = CONTEXTS) -> tuple[Floats, ...]:
-        """By rows, seconds at no context and per cached token of all rows."""
-        rows, context = self.axes
-        return lines(rows, context, self.seconds, self.scale, between)
+    def lines(self, between: tuple[int, int] = CONTEXTS) -> tuple[Floats, Floats, Floats]:
+        """By rows, seconds at no context and per cached token of all rows: straight lines through their times.
+
+        By least squares of relative errors. Many rows were timed with short contexts alone: they take the slope of the
+        most rows that have one.
+        """
+        upper: list[float] = []
+        fixed: list[float] = []
+        slopes: list[float] = []
+        context = self.axes[1]
+        for count, row in zip(self.axes[0], self.seconds, strict=True):
+            known = np.isfinite(row)
+            use = known & (context >= between[0]) & (context <= between[1])
+            if use.sum() >= 3:
+                weight = 1 / row[use]
+                design = np.stack([weight, weight * context[use] * count], axis=1)
+                (base, slope), *_ = np.linalg.lstsq(design, np.ones(use.sum()), rcond=None)
+                if base < 0:
+                    base, slope = 0.0, float(np.median(row[use] / (context[use] * count)))
+            elif slopes and known.any():
+                slope = slopes[-1]
+                base = max(0.0, float(np.median(row[known] - slope * context[known] * count)))
+            else:
+                continue
+            upper.append(count)
+            fixed.append(float(base))
+            slopes.append(max(float(slope), 1e-15))
+        return np.array(upper), np.array(fixed), np.array(slopes) * self.scale
+
+    def within(self, use: NDArray[np.bool_], scale: float) -> TimedAttention:
+        """Some of the contexts alone, with another scale."""
+        return self._replace(axes=[self.axes[0], self.axes[1][use]], seconds=self.seconds[:, use], scale=scale)
 
     def per_pair(self) -> tuple[float, float]:
-        """Seconds per launch, and per pair of query and context token of a prompt."""
-        return per_pair(self.axes[0], self.seconds, self.scale)
+        """Seconds per launch, and per pair of query and context token, of prompts of 1,024 tokens and more."""
+        length, times = self.given
+        long, fixed = length >= 1024, float(times.min())
+        pairs = length[long] * (length[long] + 1) / 2
+        return fixed, float(np.median(np.maximum(0.0, times[long] - fixed) / pairs)) * self.scale
 
 
 @dataclass(frozen=True, eq=False)
@@ -219,10 +247,11 @@ class KernelTables:
         cache = cache if cache in caches else "bfloat16"
         windows = {int(one) for width, kind, one in parts if int(width) == size and kind == cache}
         name = f"{phase}/{size}-{cache}-{window if window in windows else 0}"
-        best, factor = nearest(
-            self._axes(name, "pairs")[0], heads, kv_heads
-        )  # in proportion beyond a group's first query
-        return self._attention(phase, name, best, head_dim / size * factor)
+        [pairs] = self._axes(name, "pairs")  # timed numbers of heads and KV heads
+        distance = np.abs(np.log(pairs[:, 1] / kv_heads)) * 2 + np.abs(np.log(pairs[:, 0] / heads))
+        best = int(np.argmin(distance))
+        more = max(1.0, kv_heads / pairs[best, 1])  # in proportion beyond a group's first query
+        return self._attention(phase, name, best, head_dim / size * more)
 
     def latent_attention(self, phase: str, heads: int, cache: str) -> TimedAttention | None:
         """The same of multi-head latent attention. None: it was not timed."""

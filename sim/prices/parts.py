@@ -20,7 +20,7 @@ from pdvsim.sim.models.specs import ModelSpec
 from pdvsim.sim.prices.forward import Knots, pairs
 from pdvsim.sim.prices.kernels import KernelTables, TimedAttention
 from pdvsim.sim.prices.links import nodes_of
-from pdvsim.sim.prices.shapes import BANDWIDTH_SHARE, FLOPS_SHARE, Floats, lines
+from pdvsim.sim.prices.shapes import BANDWIDTH_SHARE, FLOPS_SHARE, Floats
 from pdvsim.sim.prices.transfer import WIDTHS, Prices, knots_at, shipped
 
 TOKENS: tuple[int, ...] = (
@@ -175,11 +175,9 @@ class ModelKernels:
         timed = self.tables.sparse_attention("decode", self._sparse_kind, s.hidden, s.heads, self.cache)
         if timed is None:
             return None
-        (rows, context), times = timed.axes, timed.seconds
-        near, far = context <= sparse.tokens, context >= sparse.tokens  # two lines: up to what is selected, and beyond
-        ends = (64, sparse.tokens), (sparse.tokens, 1 << 20)
-        at, _, past = lines(rows, context[far], times[:, far], 1.0, ends[1])
-        rows, fixed, within = lines(rows, context[near], times[:, near], timed.scale, ends[0])
+        context = timed.axes[1]  # two lines: up to what is selected, and beyond
+        at, _, past = timed.within(context >= sparse.tokens, 1.0).lines((sparse.tokens, 1 << 20))
+        rows, fixed, within = timed.within(context <= sparse.tokens, timed.scale).lines((64, sparse.tokens))
         past = np.interp(rows, at, past)
         past = np.minimum(past, within)
         fixed = np.maximum(0.0, fixed - self._timed_products(timed, rows))

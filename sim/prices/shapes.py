@@ -1,7 +1,7 @@
-"""Between the shapes that kernels were timed at: rooflines, straight lines and gaps.
+"""Between the shapes that kernels were timed at: rooflines and gaps.
 
 Matrix products and experts are interpolated as a share of the card's roofline, in the logarithms of their sizes,
-because that share changes slowly where times do not. Attention is read as a line in the cached tokens.
+because that share changes slowly where times do not.
 
 Not modelled: sizes between those timed at which a library picks another kernel.
 """
@@ -25,7 +25,6 @@ ITEM_BYTES = {"bfloat16": 2.0, "fp8": 1.0, "fp8_block": 1.0, "nvfp4": 0.5625, "w
               "w4a8_mxfp4_mxfp8": 0.53125, "int4_wo": 0.5625}  # fmt: skip
 # times the arithmetic of 16 bits, on cards that have such units
 RATE = {"fp8": 2.0, "fp8_block": 2.0, "nvfp4": 4.0, "w4a8_mxfp4_mxfp8": 2.0}
-CONTEXTS = (255, 16_383)  # cached tokens between which decode attention is read as a line
 
 
 def packed(seconds: Floats) -> NDArray[np.int16]:
@@ -121,48 +120,3 @@ def filled(values: Floats, axes: list[NDArray[Any]]) -> Floats:
             line = np.take_along_axis(line, np.maximum.accumulate(np.where(np.isnan(line), 0, place), axis), axis)
             result = np.flip(line, axis) if larger else line
     return result
-
-
-def nearest(pairs: Floats, heads: int, kv_heads: int) -> tuple[int, float]:
-    """The timed numbers of heads and KV heads that are nearest, and how much more the wanted ones read."""
-    distance = np.abs(np.log(pairs[:, 1] / kv_heads)) * 2 + np.abs(np.log(pairs[:, 0] / heads))
-    best = int(np.argmin(distance))
-    return best, max(1.0, kv_heads / pairs[best, 1])
-
-
-def lines(
-    rows: Floats, context: Floats, times: Floats, scale: float, between: tuple[int, int] = CONTEXTS
-) -> tuple[Floats, ...]:
-    """For each number of rows a straight line through its times, by least squares of relative errors.
-
-    Many rows were timed with short contexts alone: they take the slope of the most rows that have one.
-    """
-    upper: list[float] = []
-    fixed: list[float] = []
-    slopes: list[float] = []
-    for count, row in zip(rows, times, strict=True):
-        known = np.isfinite(row)
-        use = known & (context >= between[0]) & (context <= between[1])
-        if use.sum() >= 3:
-            weight = 1 / row[use]
-            design = np.stack([weight, weight * context[use] * count], axis=1)
-            (base, slope), *_ = np.linalg.lstsq(design, np.ones(use.sum()), rcond=None)
-            if base < 0:
-                base, slope = 0.0, float(np.median(row[use] / (context[use] * count)))
-        elif slopes and known.any():
-            slope = slopes[-1]
-            base = max(0.0, float(np.median(row[known] - slope * context[known] * count)))
-        else:
-            continue
-        upper.append(count)
-        fixed.append(float(base))
-        slopes.append(max(float(slope), 1e-15))
-    return np.array(upper), np.array(fixed), np.array(slopes) * scale
-
-
-def per_pair(length: Floats, times: Floats, scale: float) -> tuple[float, float]:
-    """A launch's time and the time per pair, from prompts of 1,024 tokens and more."""
-    use = np.isfinite(times) & (length >= 1024)
-    pairs = length[use] * (length[use] + 1) / 2
-    fixed = float(np.nanmin(times))
-    return fixed, float(np.median(np.maximum(0.0, times[use] - fixed) / pairs)) * scale
