@@ -17,7 +17,7 @@ from typing import Any
 
 from pdvsim.sim.models import mixers
 from pdvsim.sim.models.layers import Experts, Latent
-from pdvsim.sim.models.sizes import CHOSEN, EXPERT_COUNTS, FAMILIES, REFUSED, given_key, size, size_or_none
+from pdvsim.sim.models.mixers import CHOSEN, EXPERT_COUNTS, FAMILIES, REFUSED, given_key, size, size_or_none
 from pdvsim.sim.models.specs import ModelSpec
 from pdvsim.sim.reading import printable, quoted, read_json
 

@@ -1,18 +1,28 @@
-"""Which layers of a Hugging Face configuration have a window, select tokens, or keep a state; and which have an MLP.
+"""Sizes in a Hugging Face configuration, and which of its layers have a window, select tokens, keep a state or an MLP.
+
+A size is a whole number within its range; families differ in the keys (`data/families.toml`).
 
 States are kept in the type that a configuration names, else in the model's 16 bits, as vLLM does; those of KDA in 32.
 """
 
 from __future__ import annotations
 
+import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, NamedTuple
 
+from pdvsim.sim.limits import Range, shown
 from pdvsim.sim.models.layers import Compressed, SlidingWindow, Sparse, State
-from pdvsim.sim.models.sizes import FAMILIES, size, size_or_none
 from pdvsim.sim.reading import quoted
 
+_TABLE = tomllib.loads((Path(__file__).parent / "data" / "families.toml").read_text(encoding="utf-8"))
+FAMILIES: dict[str, dict[str, Any]] = _TABLE["families"]  # by model_type
+REFUSED: dict[str, str] = {kind: why for why, kinds in _TABLE["refused"].items() for kind in kinds}
+SIZES = {key: Range(*sizes["range"]) for sizes in _TABLE["sizes"] for key in sizes["keys"]}
+EXPERT_COUNTS = ("num_local_experts", "num_experts", "n_routed_experts")
+CHOSEN = ("num_experts_per_tok", "experts_per_token", "num_experts_per_token", "top_k_experts")
 WINDOWED_KINDS = ("sliding_attention", "chunked_attention")
 DSA = ("deepseek_v32", "glm_moe_dsa")
 CSA_RATIO, HCA_RATIO = 4, 128  # tokens per entry of DeepSeek-V4's compressed attention
@@ -24,6 +34,29 @@ STATE_TYPES = ("mamba_ssm_dtype", "mamba_ssm_cache_dtype")
 # Blocks of Nemotron-H by letter, and as transformers has come to call them
 NEMOTRON_BLOCKS = {"M": "mamba", "*": "attention", "E": "moe", "-": "mlp"}
 RENAMED_BLOCKS = {"linear_attention": "mamba", "full_attention": "attention"}
+
+
+def given_key(config: Mapping[str, Any], *keys: str) -> str:
+    """The first of several names of one size that a configuration has; the first of all if it has none."""
+    return next((key for key in keys if config.get(key) is not None), keys[0])
+
+
+def size_or_none(config: Mapping[str, Any], *keys: str) -> int | None:
+    """The size under the first of its names that is given, or None where it is missing or null."""
+    return None if config.get(given_key(config, *keys)) is None else size(config, *keys)
+
+
+def size(config: Mapping[str, Any], *keys: str) -> int:
+    """A whole number within its range; a ValueError names the key otherwise."""
+    key = given_key(config, *keys)
+    if key not in config:
+        raise ValueError(f"{key} is missing")
+    value = config[key]
+    if type(value) is not int:
+        raise ValueError(f"{key}: must be a whole number, got {quoted(value)}")
+    if not SIZES[key].holds(value):
+        raise ValueError(f"{key}: must be {SIZES[key]}, got {shown(value)}")
+    return value
 
 
 class Blocks(NamedTuple):

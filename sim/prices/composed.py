@@ -21,14 +21,13 @@ import numpy as np
 
 from pdvsim.sim.core import ServingEngine
 from pdvsim.sim.models.specs import ModelSpec, Pair
-from pdvsim.sim.prices.collectives import with_collectives
 from pdvsim.sim.prices.forward import ForwardTerms
 from pdvsim.sim.prices.kernels import KernelTables
 from pdvsim.sim.prices.links import LINKS, NODE, LinkSpec, nvlink_of
 from pdvsim.sim.prices.parts import TOKENS, TYPICAL_ROWS, ModelKernels, expert_kind, product_kind
 from pdvsim.sim.prices.profile import Profile
 from pdvsim.sim.prices.steps import EngineError, EngineStep, GraphSizes
-from pdvsim.sim.prices.transfer import WIDTHS, knots_at
+from pdvsim.sim.prices.transfer import WIDTHS, knots_at, with_collectives
 
 # 95% of the errors of TPOT of 114 servers with Qwen3.5 and GLM-5, before anything was fitted to such layers
 UNMEASURED_BAR = 0.25

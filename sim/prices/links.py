@@ -3,15 +3,22 @@
 Each GPU has one port, full duplex. A transfer takes the sender's way out and the receiver's way in for its bytes over
 the bandwidth, first come first served, and arrives a latency later.
 
+All-reduces over NVLink take as long as published measurements on NVLink 4 by number of GPUs and bytes; NVLink 5 is
+assumed to take as long, as most messages are short. Other links follow NCCL's ring model: two steps for each other GPU,
+each with a latency and its part of the bytes.
+
 Not modelled: concurrent transfers on a port, a switch or host bridge between the ports, the protocol's own bytes,
-and what a copy takes of the GPU's memory bandwidth.
+what a copy takes of the GPU's memory bandwidth, an engine that leaves small all-reduces to NCCL, quantised ones, and
+steps within and between nodes that overlap.
 """
 
 from __future__ import annotations
 
 import tomllib
+from bisect import bisect_right
 from collections.abc import Iterable
 from dataclasses import dataclass
+from itertools import accumulate
 from pathlib import Path
 from typing import Literal, NamedTuple
 
@@ -58,6 +65,23 @@ def between_nodes(card: str) -> LinkSpec:
 def gather_s(link: LinkSpec, nodes: int, size: float) -> float:
     """Seconds of a ring with one port per node, until each has all of `size` bytes of which it had its share."""
     return link.latency_s + (nodes - 2) * link.hop_s + (1 - 1 / nodes) * size / link.bytes_per_s
+
+
+def all_reduce_s(link: LinkSpec, gpus: int, size: float) -> float:
+    """Seconds until every GPU of a group has the sum of `size` bytes of each."""
+    if gpus == 1:
+        return 0.0
+    if link in (LINKS["nvlink4"], LINKS["nvlink5"]):
+        known = min(gpus, 8)  # a larger group takes as long for the same bytes sent by each GPU
+        size *= (1 - 1 / gpus) / (1 - 1 / known)
+        at, micros = ALL_REDUCES["bytes"], list(accumulate(ALL_REDUCES[str(known)], max))  # more is never faster
+        if size >= at[-1]:
+            return float(micros[-1] + (size - at[-1]) * (micros[-1] - micros[-2]) / (at[-1] - at[-2])) * 1e-6
+        upper = max(1, bisect_right(at, size))
+        slope = (micros[upper] - micros[upper - 1]) / (at[upper] - at[upper - 1])
+        return (slope * (max(size, at[0]) - at[upper - 1]) + micros[upper - 1]) * 1e-6
+    steps = 2 * (gpus - 1)
+    return link.latency_s + (steps - 1) * link.hop_s + steps * size / gpus / link.bytes_per_s
 
 
 TOKEN_BYTES = 4  # an int32

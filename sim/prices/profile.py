@@ -20,7 +20,6 @@ from pdvsim.sim.limits import MAX_TOKENS, Range, Share
 from pdvsim.sim.models.presets import MODELS, unquantised
 from pdvsim.sim.models.specs import GpuSpec, ModelSpec, Pair
 from pdvsim.sim.prices.cards import GPUS, check_figures, gpu, typed
-from pdvsim.sim.prices.collectives import BAR, with_collectives
 from pdvsim.sim.prices.costs import CostModel, LookupCosts, cost_model, widest_draft
 from pdvsim.sim.prices.forward import REQUIRED, TIME, ForwardSeconds, ForwardTerms, interpolate
 from pdvsim.sim.prices.host import HostCost as HostCost
@@ -28,7 +27,7 @@ from pdvsim.sim.prices.links import LINKS, LinkSpec
 from pdvsim.sim.prices.power import PowerFit
 from pdvsim.sim.prices.reach import Reach, Reaches
 from pdvsim.sim.prices.steps import GraphSizes
-from pdvsim.sim.prices.transfer import shipped
+from pdvsim.sim.prices.transfer import BAR, shipped, with_collectives
 from pdvsim.sim.reading import error_text, parse_json, printable, quoted, read_text
 
 SCHEMA = 1

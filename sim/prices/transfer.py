@@ -39,6 +39,7 @@ from pdvsim.sim.prices.forward import (
     Knots,
     large_products_s,
 )  # fmt: skip
+from pdvsim.sim.prices.links import LinkSpec, all_reduce_s, between_nodes, gather_s, nodes_of
 
 Floats = NDArray[np.float64]
 
@@ -54,6 +55,7 @@ LATENT_QUERIES = 64  # queries that a program of MLA takes at most
 # Of a layer of experts, besides the router's product: choose and sort, two grouped products, sum, as in vLLM's
 # fused_moe. Their fixed times are taken to be the narrow kernel's.
 EXPERT_KERNELS = 4
+BAR = 0.25  # share by which an all-reduce may be slower or faster: other published times are within it
 NO_EXCHANGE = ((1, 0.0), (2, 0.0))  # of tokens between ranks, before a link is known
 # The GPU with the most tokens of experts on R GPUs has R ** 0.23 times the mean: 1.4 times of 4, 1.6 times of 8. That
 # is how much longer the kernels of TensorRT-LLM and vLLM take for 16,384 tokens with a power law of exponent 1.01 than
@@ -331,6 +333,39 @@ class Prices:
     def _even(self, tiles: Floats) -> Floats:
         """Return how evenly equal tiles fill the multiprocessors, up to 1."""
         return np.asarray(tiles / (np.ceil(tiles / self.sms) * self.sms))
+
+
+def with_collectives(terms: ForwardTerms, spec: ModelSpec, link: LinkSpec, card: str) -> ForwardTerms:
+    """A shard's forward with what it exchanges with the others of its group, and its rank with other ranks.
+
+    The link is that of a node of such cards. A group has an all-reduce after every mixer and MLP; gathering the logits
+    sends half as much as one of the same size. Data-parallel ranks gather the tokens of all before the experts of a
+    layer, and reduce and scatter the results: each is half an all-reduce too, which is assumed. Ranks on several nodes
+    do so within each node, and before that with their likes on the other nodes (`links.between_nodes`).
+
+    Not modelled: all-reduces that overlap with products or are fused with norms, and GPUs that wait for the slowest.
+    """
+    token_bytes, ranks = spec.hidden * spec.dtype_bytes, spec.data_ranks
+    if spec.shards > 1:
+        reduced = _reduced(link, spec.shards, token_bytes, spec.all_reduces)
+        gathered = _reduced(link, spec.shards, spec.vocab * spec.shards * spec.dtype_bytes / 2, 1)
+        terms = replace(terms, reduce_knots=reduced, gather_knots=gathered)
+    if ranks > 1:
+        nodes = nodes_of(card, ranks * spec.shards)
+        exchanged = _reduced(link, ranks // nodes, ranks * token_bytes, spec.expert_layers)
+        if nodes > 1:
+            port_bytes, port = ranks * token_bytes / (ranks // nodes), between_nodes(card)
+            exchanged = tuple(
+                (n, inside_s + spec.expert_layers * 2 * gather_s(port, nodes, n * port_bytes))
+                for n, inside_s in exchanged
+            )
+        terms = replace(terms, exchange_knots=exchanged)
+    return terms
+
+
+@cache
+def _reduced(link: LinkSpec, gpus: int, token_bytes: float, times: int) -> Knots:
+    return tuple((n, times * all_reduce_s(link, gpus, n * token_bytes)) for n in TOKENS)
 
 
 def knots_at(at: Sequence[int], seconds: Floats) -> Knots:

@@ -12,11 +12,10 @@ from hypothesis import strategies as st
 from pdvsim.sim.config import SHARDED
 from pdvsim.sim.models.presets import PRESETS, shard
 from pdvsim.sim.prices.cards import GPUS
-from pdvsim.sim.prices.collectives import BAR, all_reduce_s, with_collectives
 from pdvsim.sim.prices.costs import CostModel
 from pdvsim.sim.prices.forward import ForwardTerms
-from pdvsim.sim.prices.links import ALL_REDUCES, LINKS, LinkName
-from pdvsim.sim.prices.transfer import TOKENS, shipped
+from pdvsim.sim.prices.links import ALL_REDUCES, LINKS, LinkName, all_reduce_s
+from pdvsim.sim.prices.transfer import BAR, TOKENS, shipped, with_collectives
 
 NVLINK = LINKS["nvlink4"]
 KIB, MIB = 2**10, 2**20
