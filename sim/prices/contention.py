@@ -141,40 +141,32 @@ class Sharing:
 
     def _turns(self, loads: Sequence[Load]) -> None:
         """Share as the hardware does: streams take turns, with or without a preference."""
-        if len(loads) == 2:
-            self._two(loads[0], loads[1])
+        if len(loads) > 2:
+            holds = [self._hold(load) * self.fit.crowd_hold for load in loads]
+            max_min(loads, self._weights(loads, self._crowd_weight), [1.0] * len(loads), 1.0, 1.0, holds)
             return
-        levels = sorted({load.priority for load in loads})
-        weights = [self._share(load) for load in loads]
-        if self.priority == "stream":
-            crowd = self._crowd_weight
-            for i, load in enumerate(loads):
-                level = levels.index(load.priority)
-                weights[i] *= crowd**level
-                if level:
-                    weights[i] *= max(self._preference(load, x) for x in loads if x.priority < load.priority)
-                if load.small_kernel_share and level and load.priority == levels[-1]:
-                    longest_s = max(x.layer_s * x.wait_ratio for x in loads if x.priority < load.priority)
-                    weights[i] *= self._first(load, longest_s, crowd)
-        holds = [self._hold(load) * self.fit.crowd_hold for load in loads]
-        max_min(loads, weights, [1.0] * len(loads), 1.0, 1.0, holds)
-
-    def _two(self, a: Load, b: Load) -> None:
-        """The same for two, by far the most common case."""
-        if a.priority < b.priority:
-            a, b = b, a
-        heavy, light = self._share(a), self._share(b)
-        if self.priority == "stream" and a.priority != b.priority:
-            heavy *= self.fit.stream_weight * self._preference(a, b)
-            if a.small_kernel_share:
-                heavy *= self._first(a, b.layer_s * b.wait_ratio, self.fit.stream_weight)
-        if heavy < light:
+        (a, b), (heavy, light) = loads, self._weights(loads, self.fit.stream_weight)  # by far the most common case
+        if heavy < light or (heavy == light and a.priority < b.priority):
             a, b, heavy, light = b, a, light, heavy
-        holds = (self._hold(a), self._hold(b))
+        pair_holds = self._hold(a), self._hold(b)
         if a.compute and a.bandwidth and b.compute and b.bandwidth:
-            max_min_of_two(a, b, heavy / light, 1.0, *holds)
+            max_min_of_two(a, b, heavy / light, 1.0, *pair_holds)
         else:
-            max_min((a, b), (heavy, light), (1.0, 1.0), 1.0, 1.0, holds)
+            max_min((a, b), (heavy, light), (1.0, 1.0), 1.0, 1.0, pair_holds)
+
+    def _weights(self, loads: Sequence[Load], weight: float) -> list[float]:
+        """The launches' shares of turns, where a stream's against the next lower one is `weight`."""
+        weights, levels = [self._share(load) for load in loads], sorted({load.priority for load in loads})
+        if self.priority != "stream" or len(levels) == 1:
+            return weights
+        for i, load in enumerate(loads):
+            if level := levels.index(load.priority):
+                below = [other for other in loads if other.priority < load.priority]
+                weights[i] *= weight**level * max([self._preference(load, other) for other in below])
+                if load.small_kernel_share and load.priority == levels[-1]:
+                    longest_s = max([other.layer_s * other.wait_ratio for other in below])
+                    weights[i] *= self._first(load, longest_s, weight)
+        return weights
 
     def _preference(self, load: Load, below: Load) -> float:
         """Return the weight of a launch's higher priority over one `below`, if that has short blocks."""
