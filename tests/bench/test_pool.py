@@ -157,17 +157,6 @@ def test_workers_leave_ctrl_c_to_their_parent_and_are_where_it_is(
         assert sorted(outcomes, key=lambda one: one.index) == [Outcome(index, wanted) for index in range(3)]
 
 
-def test_workers_import_nothing_from_the_current_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As the installed command, whose own path has the folder of its script and not the current one."""
-    (tmp_path / "here").mkdir()
-    monkeypatch.chdir(tmp_path / "here")
-    for name in ("argparse", "json", "pickle", "random", "signal", "socket", "tempfile", "threading"):
-        Path(f"{name}.py").write_text(f"open({str(tmp_path / 'imported')!r}, 'a').write('{name} ')\n")
-    ended = installed(tmp_path, "", "sweep", *LONG, "--num-runs", "2", "--num-prompts", "20", "-o", "s")
-    assert ended.returncode == 0, ended.stderr
-    assert not (tmp_path / "imported").exists(), (tmp_path / "imported").read_text()
-
-
 def installed(folder: Path, before: str, *argv: str) -> subprocess.CompletedProcess[str]:
     """Run the command from a script of its own, after `before`."""
     script = folder / "command.py"

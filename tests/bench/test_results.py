@@ -15,8 +15,6 @@ from pdvsim.bench.pool import Outcome
 from pdvsim.bench.results import Results, label, load, records
 from pdvsim.bench.rows import ROWS, Rows
 from pdvsim.cli import main
-from pdvsim.cli.report import ReportCommand
-from pdvsim.common.commandline import parse
 from pdvsim.sim.metrics.summary import latencies_s
 from pdvsim.sim.run import simulate
 
@@ -64,16 +62,6 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
         assert main(["sweep", "--check", str(folder / result)]) == 0
         assert main(["report", str(folder / result), "-o", str(folder / "report.html")]) == 0
     return folder
-
-
-def test_a_path_may_contain_spaces_and_commas(whole: Path, tmp_path: Path) -> None:
-    folder = str(shutil.copytree(whole / "sweep", tmp_path / "my sweep, again"))
-    run = str(shutil.copy(whole / "run.json", tmp_path / "a run.json"))
-    names = load(parse(ReportCommand, [folder, run]).results).points["results"].unique()
-    assert names.tolist() == ["my sweep, again", "a run"]
-    assert main(["sweep", "--check", folder]) == 0
-    assert main(["report", folder, "-o", str(tmp_path / "a report.html")]) == 0
-    assert (tmp_path / "a report.html").exists()
 
 
 def test_missing_records_are_named(whole: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -175,7 +163,6 @@ SPOIL: dict[str, Callable[[Path], object]] = {
     "gone": Path.unlink,
     "empty": lambda path: path.write_bytes(b""),
     "cut": lambda path: path.write_bytes(path.read_bytes()[:-100]),
-    "a list": lambda path: path.write_text("[]"),
     "not text": lambda path: path.write_bytes(b"\xff"),
     "a link to a device": linked,
 }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from dataclasses import replace
 from typing import Any
@@ -12,7 +13,7 @@ import pytest
 from pdvsim.bench.sweep import flatten
 from pdvsim.live.gauge import KEPT_S, Gauge, LiveWindow, grows
 from pdvsim.live.page import Dashboard
-from pdvsim.live.parts import table
+from pdvsim.live.parts import LivePart, table
 from pdvsim.live.session import BURST, Action, Session, Setup, replay
 from pdvsim.sim.config import Experiment, Hardware, Scoring, Server, Traffic
 from pdvsim.sim.metrics.summary import summarise
@@ -247,6 +248,22 @@ def test_a_page_changes_one_setting_and_refuses_what_cannot_be() -> None:
     for what, value in (("request_rate", 1e9), ("window", "1 s"), ("__class__", None)):
         with pytest.raises((ValueError, LookupError)):
             show.execute(what, value)
+
+
+def test_what_browsers_see_is_made_once_for_all() -> None:
+    show = Dashboard(Setup(("pdv",), BASE), 1.0, lambda *_: "", "")
+    made: list[str] = []
+
+    def counted(part: LivePart) -> LivePart:
+        return part._replace(content=lambda windows: made.append(part.id) or part.content(windows))
+
+    show.parts = list(map(counted, show.parts))
+    show.execute("on", None)
+    show.tick(0.01)
+    messages = [json.loads(show.message(0, -1)) for _ in range(100)]
+    assert messages[0]["parts"].keys() >= {"strip", "table", "tokens_per_s", "ttft"}
+    assert all(message == messages[0] for message in messages)
+    assert len(made) == len(set(made)) == len(show.parts)
 
 
 @pytest.mark.parametrize(
