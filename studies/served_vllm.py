@@ -21,12 +21,16 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from pdvsim.bench.output import picture
 from pdvsim.calibration.validate.bench import METRIC, BenchedLoad
 from pdvsim.calibration.validate.served import read_runs
 from pdvsim.sim.config import Acceptance, Hardware, Server, Traffic
 from pdvsim.sim.metrics.summary import summarise
 from pdvsim.sim.run import simulate
 from pdvsim.sim.workload.requests import Workload
+from pdvsim.view.charts import Chart, Curve
+from pdvsim.view.figure import chart_figure
+from pdvsim.view.style import ARCH_COLOURS, GREY
 
 DATA = Path(__file__).parents[1] / "calibration" / "data" / "h200" / "vllm"
 USUAL_BUDGET = 8192  # tokens per step of vLLM on an H200
@@ -199,30 +203,21 @@ def rivals() -> str:
 
 def draw(benches: Sequence[Bench], path: str) -> None:
     """Measured gains against predicted ones; rings are held out."""
-    import matplotlib.pyplot as plt
-    import seaborn as sns
-    from matplotlib.ticker import NullLocator
-
-    sns.set_theme(style="whitegrid")
-    figure, axes = plt.subplots(figsize=(6, 5))
     groups = grouped([bench for bench, *_ in gains(benches)], lambda bench: f"{bench.model}, {bench.drafts}")
     told = {id(bench.row): (foreseen, real) for bench, real, foreseen in gains(benches)}
-    for (name, group), colour in zip(sorted(groups.items()), sns.color_palette("husl", len(groups)), strict=True):
-        x, y = zip(*(told[id(bench.row)] for bench in group), strict=True)
-        faces = ["none" if bench.row["held_out"] else colour for bench in group]
-        axes.scatter(x, y, s=40, facecolors=faces, edgecolors=[colour], label=name, zorder=3)
     ends = 0.2, 2.2
-    axes.plot(ends, ends, color="0.4", linewidth=1)
-    ticks = [0.25, 0.5, 0.75, 1, 1.5, 2]
-    axes.set(xscale="log", yscale="log", xlim=ends, ylim=ends, xlabel="predicted gain", ylabel="measured gain")
-    for axis in (axes.xaxis, axes.yaxis):
-        axis.set_ticks(ticks, [f"{tick:g}" for tick in ticks])
-        axis.set_minor_locator(NullLocator())
-    axes.axhline(1, color="0.7", linewidth=1)
-    axes.axvline(1, color="0.7", linewidth=1)
-    axes.set_title("Speculation on vLLM 0.22.1, one H200: TPOT without drafts over TPOT with", fontsize=10)
-    axes.legend(fontsize=7, loc="upper left")
-    figure.savefig(path, dpi=130, bbox_inches="tight")
+    curves = [Curve("", GREY, ends, ends)]
+    for number, (name, group) in enumerate(sorted(groups.items())):
+        x, y = zip(*(told[id(bench.row)] for bench in group), strict=True)
+        hollow = [bool(bench.row["held_out"]) for bench in group]
+        colours = [*ARCH_COLOURS.values()]
+        colour, marker = colours[number % len(colours)], "os^"[number // len(colours)]
+        curves.append(Curve(name, colour, x, y, hollow=hollow, marker=marker, dash="none", size=6.0))
+    title = "Speculation on vLLM 0.22.1, one H200: TPOT without drafts over TPOT with"
+    chart = Chart(
+        title, "Measured gain", "Predicted gain", curves, log_x=True, log_y=True, range=ends, levels=[1.0]
+    )  # fmt: skip
+    Path(path).write_bytes(picture(chart_figure([[chart]], "Rings are held out.", inches=(10, 6)), path))
 
 
 def main() -> None:

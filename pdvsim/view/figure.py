@@ -26,7 +26,7 @@ Alike = Literal["", "row", "all"]  # charts with one scale
 
 @contextmanager
 def styled() -> Iterator[None]:
-    """Context of the common style: seaborn's, as matplotlib has it, because importing seaborn takes longer."""
+    """Context of the common style: seaborn's, as matplotlib has it."""
     from matplotlib import style
 
     with style.context(["seaborn-v0_8-whitegrid", "seaborn-v0_8-notebook"]):
