@@ -10,18 +10,18 @@ those of the sampled arrivals, not of the process: otherwise a seed whose reques
 hold more.
 
 Limits: runs are finite, so a server slightly above its capacity may hold for a while. The share of requests is not
-exactly monotone in the rate. A rate is extrapolated by at most 3%, and at most 1.5 times the tolerance, from a run.
+exactly monotone in the rate. A rate is extrapolated by at most 3%, and at most the tolerance, from a run.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from pdvsim.bench import output
-from pdvsim.bench.length import CLOSE, length_of, mean_turns, service_s, with_length
+from pdvsim.bench.length import length_of, with_length
 from pdvsim.bench.pool import Row
 from pdvsim.bench.stats import interval
 from pdvsim.decide.error import Ranged, lead_error, model_error, ranged
@@ -30,10 +30,8 @@ from pdvsim.decide.race import Contest, contest, threshold_text
 from pdvsim.decide.report import Answer, Report, gpus_text, positive, rests_on, vague
 from pdvsim.decide.runs import at_rate, mean_gap
 from pdvsim.decide.space import Space, settings_text
-from pdvsim.sim.config import Arch, Experiment
+from pdvsim.sim.config import Arch, Experiment, Server
 from pdvsim.sim.limits import (
-    LeastShare,
-    LongSeconds,
     NumRuns,
     Requests,
     Tolerance,
@@ -41,15 +39,14 @@ from pdvsim.sim.limits import (
     check_points,
     check_ranges,
 )
-from pdvsim.sim.metrics.steady import LEAST, Length, first_uses, rate_length
+from pdvsim.sim.metrics.steady import LEAST, Length
 from pdvsim.sim.relevance import vet
 from pdvsim.view.comparison import interval_note
 from pdvsim.view.report.sheet import Showable
 from pdvsim.view.setting import acceptance_notes
-from pdvsim.view.table import DETAIL, TextTable, span_text
+from pdvsim.view.table import DETAIL, TextTable
 
-ENOUGH = 1.25  # a run may be this much shorter than its own figures ask for, and can still be labelled stable
-FEW = 100  # least requests measured in a coarse search
+NO_LENGTH = Length(0, 0)
 
 Case = tuple[Arch, int]  # architecture and seed
 
@@ -65,10 +62,9 @@ class Plan:
     tolerance: Tolerance = 0.02
     space: Space | None = None  # settings to tune each architecture over; None: those of the base
     tuned: Mapping[str, Experiment] = field(default_factory=dict)  # contenders with their settings, if known
-    least: Requests = LEAST  # requests measured in a run, per server; more if the load needs them, by the next two
-    service_s: LongSeconds = 0.0  # longest time that requests are in service at a rate held so far
-    transient_s: LongSeconds = 0.0  # longest start of a run
-    share: LeastShare = 1.0  # of the measured part of a run, for a coarse search
+    least: Requests = LEAST  # requests measured in a run, per server
+    length: Length = NO_LENGTH  # requests of a run, if it needs more
+    coarse: bool = False  # an inconclusive run counts as held if it kept up
 
     def __post_init__(self) -> None:
         check_list("arch", self.archs)
@@ -91,48 +87,23 @@ class Plan:
     def experiment(self, case: Case, rate: float) -> Experiment:
         """One run at a rate of the sampled arrivals."""
         arch, seed = case
-        traffic = replace(self.base.traffic, seed=seed)
-        one = replace(self.server_of(arch), traffic=traffic)
-        run = with_length(self.goal.prepared(one), self.length(rate))
+        one = replace(self.server_of(arch), traffic=replace(self.base.traffic, seed=seed))
+        measured = max(self.length.measured, self.least * self.base.hardware.replicas)
+        run = with_length(self.goal.prepared(one), Length(self.length.start, measured))
         return at_rate(run, rate * mean_gap(run.traffic))
 
     def server_of(self, arch: Arch) -> Experiment:
         """The experiment of an architecture with its settings."""
         return self.tuned.get(arch) or replace(self.base, arch=arch)
 
-    def length(self, rate: float) -> Length:
-        """Requests of a run at a rate."""
-        traffic, least = replace(self.base.traffic, request_rate=rate), self.least * self.base.hardware.replicas
-        whole = rate_length(traffic, mean_turns(traffic), self.service_s, self.transient_s, least)
-        return whole.short(self.share, min(FEW, least))
+    def with_servers(self, servers: Mapping[Arch, Server]) -> Plan:
+        """The plan with other settings of its architectures."""
+        tuned = {arch: replace(self.server_of(arch), server=server) for arch, server in servers.items()}
+        return replace(self, tuned=tuned)
 
-    def suffices(self, row: Row) -> bool:
-        """Whether runs of this plan are long enough for what a run showed.
-
-        Where caches start cold, the queue that builds up meanwhile must be gone when the measured part begins.
-        """
-        if self.base.traffic.use_trace_timestamps:
-            return True
-        rate = float(row["load"])
-        length, needed = self.length(rate), self.lengthened([row]).length(rate)
-        settled = not self.starts_cold or needed.start <= CLOSE * length.start
-        return settled and needed.total <= ENOUGH * length.total
-
-    @property
-    def starts_cold(self) -> bool:
-        """Whether shared prefixes are prefilled at the start of a run, which takes more time than later requests do."""
-        return first_uses(self.base.traffic) > 0
-
-    def lengthened(self, rows: Sequence[Row]) -> Plan:
-        """The plan with runs that are long enough for what these rows show."""
-        longest_s = max(map(service_s, rows), default=0.0)
-        starts_s = [self._start_s(row) for row in rows]
-        return replace(self, service_s=max(self.service_s, longest_s), transient_s=max([self.transient_s, *starts_s]))
-
-    def _start_s(self, row: Row) -> float:
-        """The start that a run showed; twice that of its own length if no steady state began in it."""
-        start_s, rate = float(row["transient_s"]), float(row["load"])
-        return 2 * self.length(rate).start / rate if math.isnan(start_s) else start_s
+    def rate(self, place: float) -> float:
+        """The rate at a place of a search: searches that need the same run share it."""
+        return float((1 + self.tolerance) ** place)
 
 
 @dataclass(repr=False)
@@ -147,29 +118,30 @@ class Capacities(Answer):
 
     def summary(self) -> list[dict[str, Any]]:
         """One entry per architecture, with intervals over seeds."""
+        numbers = ["output_tokens_per_s", "usd_per_million_output_tokens", "attainment"]
+        numbers += ["usd_per_conversation"] if self.plan.base.traffic.converses else []
         entries = []
         for arch in self.plan.archs:
             rows = self._of(arch)
             if not rows:
                 continue
-            numbers = ["output_tokens_per_s", "usd_per_million_output_tokens", "attainment"]
-            numbers += ["usd_per_conversation"] if self.plan.base.traffic.converses else []
-            settings = ", ".join(settings_text(self.plan.experiment((arch, 0), 1.0)))
-            entry: dict[str, Any] = {
-                "gpus": self.plan.gpus(arch),
-                "arch": arch,
-                "settings": settings,
-                "replications": len(rows),
-            }
             rates, below = [row["rate"] for row in rows], interval(row["may_hold"] for row in rows).mean
             rate = interval(rates, grid=self.plan.tolerance * sum(rates) / len(rates))
             # at least as wide as from the rate to the upper limit of the capacity; nan, from one replication, stays
-            entry["rate"] = replace(rate, half_width=max(rate.half_width, below - rate.mean))
-            entry |= {name: interval(row[name] for row in rows) for name in numbers}
-            both = ranged(entry["rate"].mean, entry["rate"].half_width, max(map(self._model_error, rows)))
-            entry |= {"low": both.low, "high": both.high}
-            entry["held_in"] = sum(row["rate"] > 0 for row in rows)
-            entry["limited_by"] = "/".join(dict.fromkeys(str(row["limited_by"]) for row in rows))
+            rate = replace(rate, half_width=max(rate.half_width, below - rate.mean))
+            both = ranged(rate.mean, rate.half_width, max(self._error(row, of_lead=False) for row in rows))
+            entry = {
+                "gpus": self.plan.gpus(arch),
+                "arch": arch,
+                "settings": ", ".join(settings_text(self.plan.server_of(arch))),
+                "replications": len(rows),
+                "rate": rate,
+                **{name: interval(row[name] for row in rows) for name in numbers},
+                "low": both.low,
+                "high": both.high,
+                "held_in": sum(row["rate"] > 0 for row in rows),
+                "limited_by": "/".join(dict.fromkeys(str(row["limited_by"]) for row in rows)),
+            }
             entries.append(entry)
         return entries
 
@@ -186,25 +158,20 @@ class Capacities(Answer):
         whole = {arch: values for arch, values in rates.items() if len(values) == self.plan.num_runs}
         if len(whole) < 2:
             return None
-        errors = {arch: max(map(self._error, self._of(arch))) for arch in whole}
+        errors = {arch: max(self._error(row, of_lead=True) for row in self._of(arch)) for arch in whole}
         return contest(whole, 1, len(self.plan.archs) - 1, self.plan.tolerance, errors)
 
-    def _error(self, row: Row) -> float:
-        """The profile's error in a rate: that of the throughput, or of the binding latencies divided by their slope.
+    def _error(self, row: Row, of_lead: bool) -> float:
+        """The model's error in a rate, or in its lead over another.
 
-        Near saturation TTFT rises steeply with the rate, so its error changes the rate little. TPOT may rise slowly,
-        and its error changes the rate more.
+        It is that of the throughput, or of the binding latencies divided by their slope. Near saturation TTFT rises
+        steeply with the rate, so its error changes the rate little. TPOT may rise slowly: its error changes it more.
         """
-        return self._off(row, lambda metric: lead_error(self.plan.server_of(row["arch"]), metric))
-
-    def _model_error(self, row: Row) -> float:
-        """The same of the rate itself, not of a lead over another."""
-        return self._off(row, lambda metric: model_error(self.plan.server_of(row["arch"]), [row], metric))
-
-    def _off(self, row: Row, error: Callable[[str], float]) -> float:
-        goal = self.plan.goal
+        goal, served = self.plan.goal, self.plan.server_of(row["arch"])
         missed = [goal.level_metric(level) for level in goal.levels_ms if level in row["limited_by"].split("+")]
-        return max([error("output_throughput"), *(error(metric) / float(row["steepness"]) for metric in missed)])
+        shares = {"output_throughput": 1.0} | {metric: 1 / float(row["steepness"]) for metric in missed}
+        errors = {name: lead_error(served, name) if of_lead else model_error(served, [row], name) for name in shares}
+        return max(errors[name] * share for name, share in shares.items())
 
     def _of(self, arch: Arch) -> list[Row]:
         return [row for row in self.rows if row["arch"] == arch]
@@ -279,9 +246,12 @@ def _notes(answer: Capacities, summary: list[dict[str, Any]], result: Contest | 
     plan = answer.plan
     levels = " and ".join(f"{name} <= {level:g} ms" for name, level in plan.goal.levels_ms.items())
     whose = "" if plan.goal.named else f"{plan.goal.attainment:.0%} of the requests have "
+    length, fastest = length_of(plan.experiment(plan.cases()[0], 1.0)), max(row["rate"] for row in answer.rows)
+    shortest = f" ({length.measured / fastest:.0f} s or more)" if fastest else ""
     notes = [
         f"a rate is held if {whose}{levels} and the queue does not grow",
-        f"{_lengths(answer)}; rates within {plan.tolerance:.0%}; {answer.runs} runs",
+        f"runs measure {length.measured} requests{shortest} after the first {length.start}; the drain is excluded",
+        f"rates within {plan.tolerance:.0%}; {answer.runs} runs",
     ]
     if plan.num_runs > 1:
         family = f"; differences are paired by seed, each at {result.confidence:.1%}" if result else ""
@@ -297,17 +267,3 @@ def _notes(answer: Capacities, summary: list[dict[str, Any]], result: Contest | 
         )
     served = (plan.experiment(case, 1.0) for case in plan.cases())
     return [*notes, *rests_on(plan.base.traffic, answer.rows), *acceptance_notes(served)]
-
-
-def _lengths(answer: Capacities) -> str:
-    """The length of the runs at the rates held."""
-    plan, held = answer.plan, [row for row in answer.rows if row["rate"]]
-    if not held:
-        return "no run held its rate"
-    runs = [plan.experiment((row["arch"], row["seed"]), row["rate"]) for row in held]
-    counts, starts = ({getattr(length_of(run), name) for run in runs} for name in ("measured", "start"))
-    times_s = [length_of(run).measured / run.traffic.request_rate for run in runs]
-    return (
-        f"runs at the rates held measure {span_text(counts)} requests ({min(times_s):.0f} s or more) after the first "
-        f"{span_text(starts)}; the drain is excluded"
-    )

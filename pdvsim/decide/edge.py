@@ -54,17 +54,15 @@ def find_edge(
     far: float = math.inf,
     trust: float = 0.0,
     known: bool = False,
-    width: int = 1,
 ) -> Bracketing:
     """Search between the limits, which are not tried; one that is returned means that the edge is beyond it.
 
     The first step is at most `stride`, each next one `growth` times as long. `slope` is a first guess of the margin's
-    fall per place; if it is `known`, as from the same search on other seeds, the first margin may end the search. A
-    first look ends with places `width` apart.
+    fall per place; if it is `known`, as from the same search on other seeds, the first margin may end the search.
     """
     (low, high), at, halve = limits, start, False
     margins: dict[int, float] = {}
-    while high - low > width:
+    while high - low > 1:
         margins[at] = margin = yield at
         before = high - low
         low, high = (at, high) if margin > 0 else (low, at)
@@ -86,7 +84,7 @@ def find_edge(
     if max(between) < far:
         root = low + (high - low) * between[0] / sum(between)
         return Edge(low, high, root, sum(between) / (high - low), margins)
-    return Edge(low, high, low + (high - low) // 2 if high - low > 1 else low, slope, margins)
+    return Edge(low, high, low, slope, margins)
 
 
 def _slope(margins: Mapping[int, float], at: int, far: float) -> float:

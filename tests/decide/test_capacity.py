@@ -188,7 +188,7 @@ def test_a_conversation_costs_the_hour_over_the_conversations_of_an_hour(one_by_
     assert entry["usd_per_conversation"].mean == pytest.approx(4e-3 / entry["rate"].mean, rel=0.1)
     assert "conversations" in str(capacities)
     assert capacities.report().document["summary"] == [entry]
-    length = capacities.plan.length(entry["rate"].mean)
+    length = capacities.plan.length
     assert length.measured / entry["rate"].mean > TALKS_LONG * 3 * 0.05  # the think times alone
     assert length.start / entry["rate"].mean > FILL * 3 * 0.05
 
@@ -236,11 +236,10 @@ def test_runs_of_twice_the_length_give_the_same_answer(monkeypatch: pytest.Monke
     """Within the interval that was given."""
     name = "both"
     [entry] = answer(name).summary()
-    rate = entry["rate"].mean
-    measured = answer(name).plan.length(rate).measured
+    measured = answer(name).plan.length.measured
     monkeypatch.setattr(steady, "REQUESTS_LONG", 2 * REQUESTS_LONG)
     twice = answer.__wrapped__(name)
-    assert twice.plan.length(rate).measured > 1.5 * measured
+    assert twice.plan.length.measured > 1.5 * measured
     assert abs(twice.summary()[0]["rate"].mean - entry["rate"].mean) <= entry["rate"].half_width
 
 

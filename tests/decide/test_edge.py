@@ -80,12 +80,6 @@ def test_seeds_give_an_interval_that_holds_the_root() -> None:
     assert np.mean(runs) < 3.5
 
 
-def test_a_first_look_is_wide() -> None:
-    found, asked = drive(find_edge(0, LIMITS, 8, far=0, width=8), 100.5, 1.0)
-    assert found.low < 100.5 < found.high <= found.low + 8
-    assert len(asked) < len(drive(find_edge(0, LIMITS, 8, far=0), 100.5, 1.0)[1])
-
-
 @given(places=st.integers(0, 70), edge=st.integers(-5, 75))
 def test_the_first_place_is_that_of_a_scan(places: int, edge: int) -> None:
     assert first_where(range(places), lambda place: place >= edge) == next(
