@@ -19,7 +19,7 @@ from pdvsim.sim.prices.options import Host
 
 Operation = Literal["launch", "completion", "handoff", "lookup"]
 # An n-gram search: seconds per row, and per token searched. Least squares over 101,214 searches of
-# `realrun.ngram` in SpecDecode-Bench's tokens (39 to 8,577), in one thread of an Intel Xeon (studies/ngram_lookups).
+# `realrun.ngram` in SpecDecode-Bench's tokens (39 to 8,577), in one thread of an Intel Xeon (studies/README.md).
 LOOKUP_ROW_S, LOOKUP_TOKEN_S = 4.7e-6, 5.4e-10
 # A suffix look-up, seconds per row. ArcticInference's pull request 212 has 6.3 us per draft token and 4.1 us per token
 # that enters the trees, with 3.26 draft tokens and 1.69 output tokens per round; the processor is not stated.

@@ -42,7 +42,7 @@ BELIEVED = {  # fields of a `Pace` that a record has
 }  # fmt: skip
 SHAPE = ("rows", "tokens", "steps", "width")
 # Of a warm-up's deviation from the profile's host time, what is found in the run after it: least squares over 39 runs
-# (studies/host_times.py). The host's speed wanders by a factor of two within minutes.
+# (studies/README.md). The host's speed wanders by a factor of two within minutes.
 HOST_SHARE = 0.37
 
 

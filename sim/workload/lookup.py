@@ -18,7 +18,7 @@ from pdvsim.sim.workload.acceptance import Counts, measured, uniform
 from pdvsim.sim.workload.options import ACCEPTANCE_MODELS, USUAL_DATA, Acceptance
 
 # Share of the positions where no n-gram draft is accepted at which one is found, by data set: `realrun.ngram` over the
-# tokens of the same recordings (`studies/ngram_lookups.py`). It gains what was recorded at 97% of positions or more.
+# tokens of the same recordings (`studies/README.md`). It gains what was recorded at 97% of positions or more.
 FOUND_REFUSED = {"cnn": 0.162, "gsm8k": 0.136, "instructcoder": 0.168, "sharegpt": 0.145}
 
 
