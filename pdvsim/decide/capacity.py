@@ -101,6 +101,11 @@ class Plan:
         tuned = {arch: replace(self.server_of(arch), server=server) for arch, server in servers.items()}
         return replace(self, tuned=tuned)
 
+    @property
+    def tuned_over(self) -> Space | None:
+        """The settings to tune, if there are any."""
+        return self.space if self.space is not None and self.space.kinds(self.archs) else None
+
     def rate(self, place: float) -> float:
         """The rate at a place of a search: searches that need the same run share it."""
         return float((1 + self.tolerance) ** place)

@@ -9,10 +9,8 @@ from their rates and slopes, and often end with one run.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-
-import numpy as np
 
 from pdvsim.bench.length import CLOSE, ROUNDS, mean_turns, needed_length, service_s
 from pdvsim.bench.pool import Row
@@ -21,9 +19,9 @@ from pdvsim.decide.edge import Bracketing, Edge, Ends, find_edge, lockstep
 from pdvsim.decide.formula import Formula
 from pdvsim.decide.goal import attained
 from pdvsim.decide.runs import Bench, conversation_output_tokens, keeps_up, mean_output_tokens, saturated
-from pdvsim.decide.space import Space, with_best_length
+from pdvsim.decide.space import with_best_length
 from pdvsim.decide.tune import Search, tuned
-from pdvsim.sim.config import Arch, Experiment, Server
+from pdvsim.sim.config import Arch, Experiment
 from pdvsim.sim.metrics.steady import Length, first_uses, rate_length
 
 WIDE, NARROW = 0.15, 0.06  # first step of a search, as a logarithm: from the formula's rate, and from a coarse one
@@ -36,7 +34,6 @@ STEEPNESS = 2.0  # head-room falls with about this power of the rate; used until
 FAR_OFF = 0.5  # beyond this logarithm a head-room gives only the direction
 TRUST = 0.03  # the edge is extrapolated over at most this logarithm of the rate, and the tolerance
 LEAST_STEEP = 0.5
-NEAR = 0.1  # largest logarithm of a rate over the held one at which head-rooms are used for the slope
 
 
 def find_capacities(plan: Plan, bench: Bench, gpu_hour_usd: float | None = None) -> Capacities:
@@ -67,77 +64,58 @@ def bracket(start: float, step: float, tolerance: float, power: float = 0.0) -> 
 
 
 def steepness(edges: Iterable[Edge], tolerance: float) -> float:
-    """The power of the rate with which head-room falls near the held rate, from the searches of several seeds.
+    """The power of the rate with which head-room falls near the held rate: the least over the searches of seeds.
 
-    A relative error of a latency changes the rate by that error divided by this power. To allow for noise it is the
-    slope minus two standard errors, at least `LEAST_STEEP`; 1 with too few runs.
+    A relative error of a latency changes the rate by that error divided by this power. It is 1 if no search has two
+    runs that show it.
     """
-    grid = math.log1p(tolerance)
-    near = [
-        [(at * grid, m) for at, m in e.tried.items() if abs(m) < FAR_OFF and abs(at - e.root) * grid < NEAR]
-        for e in edges
-    ]
-    centred = [np.subtract(points, np.mean(points, axis=0)) for points in near if len(points) > 1]
-    free = sum(map(len, centred)) - len(centred) - 1
-    if free < 1:
-        return 1.0
-    rates, rooms = np.concatenate(centred).T
-    slope = rates @ rooms / (rates @ rates)
-    left = rooms - slope * rates
-    return float(max(LEAST_STEEP, -slope - 2 * np.sqrt(left @ left / free / (rates @ rates))))
+    shown = (edge for edge in edges if sum(abs(margin) < FAR_OFF for margin in edge.tried.values()) > 1)
+    return max(LEAST_STEEP, min((edge.slope / math.log1p(tolerance) for edge in shown), default=1.0))
 
 
 def _prepared(plan: Plan, bench: Bench) -> tuple[Plan, dict[Arch, float]]:
-    """The plan with tuned settings and the length that runs need, and about the rate that each architecture holds.
-
-    Until they are tuned, the batch limit is the largest and the draft length the formula's.
-    """
-    space, edges = plan.space, dict[Case, Edge]()
-    tunes = space is not None and bool(space.kinds(plan.archs))
+    """The plan with tuned settings and the length that runs need, and about the rate that each architecture holds."""
+    cold, settled, edges = first_uses(plan.base.traffic) > 0, False, dict[Case, Edge]()
     coarse = replace(plan, num_runs=1, tolerance=COARSE, coarse=True, least=min(FEW, plan.least))
     cases = {case[0]: case for case in coarse.cases()}
-    if space is not None and tunes:
-        coarse = coarse.with_servers(
-            {arch: _roomy(coarse.experiment(case, 1.0), space) for arch, case in cases.items()}
-        )
-    places = {arch: _predicted(coarse, case, bench) for arch, case in cases.items()}
-    coarse = coarse.with_servers({arch: at.server for arch, at in places.items()})
-    rates = {arch: at.traffic.request_rate for arch, at in places.items()}
-    full_s = FIRST_GUESS * min(service_s(_saturated(coarse, arch, bench)) for arch in cases)
-    fastest = replace(plan.base.traffic, request_rate=max(rates.values()))
-    length = rate_length(fastest, mean_turns(fastest), full_s)
-    cold, settled = first_uses(plan.base.traffic) > 0, False
+    starts = {arch: _start(coarse, case, bench) for arch, case in cases.items()}
+    coarse = coarse.with_servers({arch: at.server for arch, at in starts.items()})
+    rates = {arch: at.traffic.request_rate for arch, at in starts.items()}
+    fastest = max((at.traffic for at in starts.values()), key=lambda traffic: traffic.request_rate)
+    full_s = min(service_s(_saturated(coarse, arch, bench)) for arch in cases)
+    length = rate_length(fastest, mean_turns(fastest), FIRST_GUESS * full_s)
     for share in (COARSE_SHARE, *[1.0] * ROUNDS):
         if settled:
             break
         coarse = replace(coarse, length=length.short(share, coarse.least))
         _search(coarse, bench, rates, WIDE, edges)
         rates |= {arch: coarse.rate(edges[case].root) for arch, case in cases.items() if holds(edges[case])}
-        runs = [coarse.experiment(case, coarse.rate(at)) for case in edges for at in _deciding(plan, edges[case])]
+        runs = [coarse.experiment(case, coarse.rate(at)) for case in edges for at in _deciding(edges[case], cold)]
         lengths = [needed_length(run, row) for run, row in zip(runs, bench.rows(runs), strict=True)]
         length = Length(*map(max, zip(*lengths, strict=True)))
         settled = share == 1 and (not cold or length.total <= CLOSE * coarse.length.total)
     plan = replace(plan, length=length)
-    if space is None or not tunes:
+    if plan.tuned_over is None:
         return plan, rates
-    search = Search(replace(plan.goal, objective="headroom"), space, plan.tolerance)
+    search = Search(replace(plan.goal, objective="headroom"), plan.tuned_over, plan.tolerance)
     beyond = [plan.experiment(case, BEYOND * rates[arch]) for arch, case in cases.items()]
     best = tuned(search, beyond, bench, alone=True)
     return plan.with_servers({arch: mine[arch].server for arch, mine in zip(cases, best, strict=True)}), rates
 
 
-def _roomy(at: Experiment, space: Space) -> Server:
-    """The settings with the largest batch limit, and the draft length that the formula prefers for a full batch."""
-    full = saturated(replace(at, server=replace(at.server, max_num_seqs=max(space.max_num_seqs))))
-    return with_best_length(full, space.lengths(at)).server
+def _start(plan: Plan, case: Case, bench: Bench) -> Experiment:
+    """Where the search of a case starts: below saturation, or at the lower rate at which the formula sees TPOT in time.
 
-
-def _predicted(plan: Plan, case: Case, bench: Bench) -> Experiment:
-    """Somewhat below saturation, or at the lower rate at which the formula sees TPOT in time."""
+    If settings are tuned, the batch limit is the largest and the draft length the formula's.
+    """
     at, levels = plan.experiment(case, 1.0), plan.goal.levels_ms.items()
     level_s = min((level / 1e3 for name, level in levels if name.endswith("tpot")), default=math.inf)
-    tunes = plan.space is not None and plan.space.kinds(plan.archs)
-    lengths = plan.space.lengths(at) if plan.space is not None and tunes else (at.server.num_speculative_tokens,)
+    lengths: Sequence[int] = (at.server.num_speculative_tokens,)
+    if plan.tuned_over is not None:
+        roomy = replace(at, server=replace(at.server, max_num_seqs=max(plan.tuned_over.max_num_seqs)))
+        lengths = plan.tuned_over.lengths(at)
+        at = replace(at, server=with_best_length(saturated(roomy), lengths).server)
+        plan = plan.with_servers({case[0]: at.server})
     most = OPEN * _most_held(plan, case[0], at, bench)
     for part in (1.0, 1.1, 1.25, 1.5, 2.0, 3.0):
         traffic = replace(at.traffic, request_rate=most / part, use_trace_timestamps=False)
@@ -252,13 +230,13 @@ def holds(edge: Edge) -> bool:
     return edge.low in edge.tried or edge.root > edge.low
 
 
-def _deciding(plan: Plan, edge: Edge) -> list[int]:
+def _deciding(edge: Edge, cold: bool) -> list[int]:
     """The places whose runs must be long enough: the highest that is held.
 
-    Where caches start cold, also the next one, which may have failed by the queue of the start.
+    With `cold` caches also the next one, which may have failed by the queue of the start.
     """
     held = sorted(place for place, margin in edge.tried.items() if margin > 0)[-1:] or [min(edge.tried)]
-    return [*held, *([edge.high] if first_uses(plan.base.traffic) and edge.high in edge.tried else [])]
+    return [*held, *([edge.high] if cold and edge.high in edge.tried else [])]
 
 
 def nearest(edge: Edge, failing: bool = False) -> int:

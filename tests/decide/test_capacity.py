@@ -13,8 +13,6 @@ from typing import Any
 import numpy as np
 import pandas as pd
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 import pdvsim
@@ -46,19 +44,14 @@ from pdvsim.sim.workload.requests import make_requests
 SERVICE_S = 0.01
 
 
-@settings(max_examples=20)
-@given(power=st.floats(0.6, 9), rates=st.lists(st.integers(-100, 100), min_size=2, max_size=5))
-def test_steepness_is_the_power_with_which_room_falls(power: float, rates: list[int]) -> None:
-    """Each search near a rate of its own; one run each is inconclusive, and scatter makes it no steeper."""
+def test_steepness_is_the_least_power_with_which_room_falls() -> None:
+    """A search with one run shows none."""
     grid = math.log(1.02)
-
-    def edges(scatter: float = 0.0, runs: int = 3) -> list[Edge]:
-        tried = [{at + off: -power * off * grid + scatter * (off == 0) for off in (-1, 0, 1)[:runs]} for at in rates]
-        return [Edge(at, at + 1, float(at), 0.0, mine) for at, mine in zip(rates, tried, strict=True)]
-
-    assert steepness(edges(), 0.02) == pytest.approx(power)
-    assert steepness(edges(runs=1), 0.02) == 1.0
-    assert steepness(edges(0.01), 0.02) < power
+    steep, flat, once = (Edge(0, 1, 0.5, power * grid, tried) for power, tried in (
+        (6.0, {0: 0.1, 1: -0.1}), (3.0, {0: 0.05, 1: -0.05}), (1.0, {0: 0.1, 9: -0.5}),
+    ))  # fmt: skip
+    assert steepness([steep, flat, once], 0.02) == pytest.approx(3)
+    assert steepness([once], 0.02) == 1.0
 
 
 @pytest.fixture(scope="module")
