@@ -232,7 +232,7 @@ def test_runs_of_twice_the_length_give_the_same_answer(monkeypatch: pytest.Monke
     measured = answer(name).plan.length.measured
     monkeypatch.setattr(steady, "REQUESTS_LONG", 2 * REQUESTS_LONG)
     twice = answer.__wrapped__(name)
-    assert twice.plan.length.measured > 1.5 * measured
+    assert twice.plan.length.measured > 1.3 * measured
     assert abs(twice.summary()[0]["rate"].mean - entry["rate"].mean) <= entry["rate"].half_width
 
 
@@ -254,7 +254,8 @@ def test_intervals_and_pairs_are_over_seeds() -> None:
     for entry in capacities.summary():
         rates = frame[frame["arch"] == entry["arch"]]["rate"]
         assert entry["rate"].mean == pytest.approx(rates.mean())
-        scatter = 4.3027 * rates.std(ddof=1) / math.sqrt(3)
+        rounding = 0.1 * rates.mean() / math.sqrt(12)
+        scatter = 4.3027 * max(rates.std(ddof=1), rounding) / math.sqrt(3)
         below = frame[frame["arch"] == entry["arch"]]["may_hold"].mean() - rates.mean()
         assert below > 0  # the search ends within the tolerance
         assert entry["rate"].half_width == pytest.approx(max(scatter, below), rel=1e-4)
