@@ -7,6 +7,7 @@ import json
 import math
 import re
 from dataclasses import replace
+from itertools import pairwise, product
 from pathlib import Path
 from typing import Any
 
@@ -136,6 +137,17 @@ def test_two_servers_hold_at_least_twice_what_one_does(one_by_one: Experiment) -
         for row in capacities.rows:  # 3.60 $ an hour are a dollar for 1000 s
             assert row["usd_per_million_output_tokens"] == pytest.approx(1e3 * servers / row["output_tokens_per_s"])
     assert held[1] > 2 * held[0]
+
+
+def test_a_looser_level_or_one_more_server_never_lowers_the_rate(one_by_one: Experiment) -> None:
+    """Within the tolerance of the search; a second server more than doubles what the first holds."""
+    held: dict[int, list[float]] = {1: [], 2: []}
+    for servers, level_ms in product(held, (12, 25, 100, 10**9)):
+        base = replace(one_by_one, hardware=replace(one_by_one.hardware, replicas=servers))
+        plan = Plan(base, ("autoregressive",), 2, Goal("throughput", (f"ttft:{level_ms}",), 0.9))
+        held[servers].append(find_capacities(plan, Bench(1)).summary()[0]["rate"].mean)
+    assert all(looser >= 0.98 * tighter for rates in held.values() for tighter, looser in pairwise(rates))
+    assert all(two > 2 * one for one, two in zip(*held.values(), strict=True))
 
 
 def share_in_time(arrival_s: NDArray[np.float64], servers: int, level_s: float) -> float:
