@@ -279,7 +279,10 @@ def test_a_models_own_mtp_layers_are_known_by_its_configuration(tmp_path: Path) 
 @pytest.mark.parametrize(
     ("named", "note"),
     [
-        ({"model": "mixtral-8x7b", "drafter": "eagle3", "tensor_parallel_size": 2}, "hypothetical: no EAGLE-3 head of"),
+        (
+            {"model": "mixtral-8x7b", "drafter": "eagle3", "tensor_parallel_size": 2, "acceptance_rate": 0.9},
+            "hypothetical: no EAGLE-3 head of mixtral-8x7b is known",
+        ),
         (
             {"model": "qwen3-8b", "drafter": "eagle3"},
             r"recorded with Llama-3.1-8B \(not with qwen3-8b\): sharegpt-eagle3",
