@@ -75,7 +75,7 @@ def _on_more_gpus(advice: Advice, bench: Bench) -> Advice:
     ask = advice.question
     one = replace(ask.base, hardware=replace(ask.base.hardware, tensor_parallel_size=1))
     drafted = [one for one in ask.drafters if one.arch in ask.fleet_archs]
-    kinds = servers(one, ask.fleet_archs, min(ask.most_gpus, SERVER_GPUS), drafted)
+    kinds = servers(one, ask.fleet_archs, range(1, min(ask.most_gpus, SERVER_GPUS) + 1), drafted)
     fleets, refused = smallest_fleets(one, ask.goal, kinds, ask.most_gpus, ask.space, bench)
     if fleets:
         advice = _decided(replace(ask, base=one, contenders=fleets, by_cost=True), bench)

@@ -21,7 +21,7 @@ GPUs if it can be sharded: engines have neither.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 
@@ -121,55 +121,46 @@ def copies(server: Contender, base: Experiment, count: int) -> Contender:
 
 
 def servers(
-    base: Experiment, archs: Sequence[Arch], most: int, drafted: Sequence[Contender] = ()
+    base: Experiment, archs: Sequence[Arch], sizes: Iterable[int], drafted: Sequence[Contender] = ()
 ) -> tuple[Contender, ...]:
-    """Every kind of server with these architectures, and drafters if any are compared, on at most `most` GPUs."""
+    """Every kind of server with these architectures, and drafters if any are compared, on these numbers of GPUs."""
     kinds: dict[str, Contender] = {}
-    for gpus in range(1, most + 1):
-        for fleet in _possible(base, archs, gpus, False, drafted):
-            if fleet.of(base).hardware.replicas == 1 and (fitting := _fitting(fleet, base)) is not None:
-                kinds.setdefault(fitting.name, fitting)
-    return tuple(kinds.values())
-
-
-def _possible(
-    base: Experiment, archs: Sequence[Arch], gpus: int, alone: bool, drafted: Sequence[Contender]
-) -> Iterator[Contender]:
-    """Every fleet of a number of GPUs, also if the models do not fit or cannot be sharded so."""
     for one in drafted or [Contender("", arch) for arch in archs]:
-        for hardware in _layouts(one.of(base) if drafted else base, one.arch, gpus, alone):
-            yield replace(one, hardware=hardware).with_name(base)
+        for gpus in sizes:
+            for hardware in _layouts(one.of(base) if drafted else base, one.arch, gpus):
+                if (fitting := _fitting(replace(one, hardware=hardware).with_name(base), base)) is not None:
+                    kinds.setdefault(fitting.name, fitting)
+    return tuple(kinds.values())
 
 
 def fleets(
     base: Experiment, archs: Sequence[Arch], gpus: int, alone: bool = False, drafted: Sequence[Contender] = ()
 ) -> tuple[Contender, ...]:
-    """Every fleet of a number of GPUs with these architectures.
+    """Every fleet of a number of GPUs with these architectures: as many servers of a kind as they hold.
 
-    If drafters are compared (`drafted`), each fleet is combined with every drafter that it supports.
-
-    An architecture whose lanes are separate workers is replicated, and also split over two GPUs or groups; pd into
-    engines that prefill and engines that decode. One that drafts ahead is not replicated, as it gains nothing on one
-    GPU. A head or an n-gram search stays with its target. If cost counts, one GPU `alone` is compared too. Fleets
-    without room for a KV cache are excluded.
+    If drafters are compared (`drafted`), each fleet is combined with every drafter that it supports. A disaggregated
+    server has all GPUs. If cost counts, one GPU `alone` is compared too. Fleets without room for a KV cache are
+    excluded.
     """
-    given = base.hardware
     if gpus < 2:
         raise ValueError(f"gpus must be at least 2, got {gpus}")
-    if chosen(given):
+    if chosen(base.hardware):
         raise ValueError(
             "--gpus chooses the placement: leave out --place, --disaggregate, --cards, --replicas, "
             "--tensor-parallel-size, --data-parallel-size and --enable-expert-parallel"
         )
-    possible = list(_possible(base, archs, gpus, alone, drafted))
-    fitting = [fleet for one in possible if (fleet := _fitting(one, base)) is not None]
-    if possible and not fitting:
+    ways = list[Contender]()
+    for kind in servers(base, archs, [size for size in range(1, gpus + 1) if not gpus % size], drafted):
+        size = kind.gpus(base)
+        ways += [kind] if alone and size == 1 else []
+        ways += [copies(kind, base, gpus // size)] if size == gpus or not kind.of(base).hardware.disaggregate else []
+    if not ways:
         raise ValueError(
             f"{base.server.pair} does not fit on {gpus_text(gpus)}: its weights leave no room for a KV cache"
         )
-    if len(fitting) < 2:
+    if len(ways) < 2:
         raise ValueError("--gpus needs at least two ways to use them")
-    return tuple(fitting)
+    return tuple(ways)
 
 
 def chosen(given: Hardware) -> bool:
@@ -179,39 +170,29 @@ def chosen(given: Hardware) -> bool:
     return bool(placed or given.enable_expert_parallel or max(sizes) > 1)
 
 
-def _layouts(base: Experiment, arch: Arch, gpus: int, alone: bool) -> Iterator[Hardware]:
-    """The GPUs of all fleets of an architecture, including those on which its models cannot be sharded so."""
-    given = base.hardware
-    apart = base.server.drafted_by in ("model", "none")  # the drafter can have its own GPU
-    router = "least-loaded" if given.router == Hardware.router else given.router
-    policy = policy_of(arch)
+def _layouts(base: Experiment, arch: Arch, gpus: int) -> Iterator[Hardware]:
+    """All ways to run one server of an architecture on a number of GPUs, also if its models cannot be sharded so.
 
-    def shared(server: int, hardware: Hardware) -> Hardware:
-        count = gpus // server
-        return replace(hardware, replicas=count, router=router) if count > 1 else hardware
-
-    if policy.least_gpus == 1 and (arch in SERVED or given.predicted_engine == "pdvsim"):
-        if alone:
-            yield given
-        yield shared(1, given)
-    mixture = base.server.models().target.experts is not None
-    for size in (size for size in SHARDED if size > 1 and not gpus % size and policy.in_steps()):
-        yield shared(size, replace(given, tensor_parallel_size=size))
-        if mixture:  # the layouts between these, with some of both, are seldom best
-            yield shared(size, replace(given, tensor_parallel_size=size, enable_expert_parallel=True))
-            yield shared(size, replace(given, data_parallel_size=size, enable_expert_parallel=True))
-    for size in (size for size in RANKED if size > SHARDED[-1] and not gpus % size and policy.in_steps() and mixture):
-        yield shared(size, replace(given, data_parallel_size=size, enable_expert_parallel=True))
+    An architecture whose lanes are separate workers is also split over two GPUs or groups; pd into engines that prefill
+    and engines that decode. One that drafts ahead gains nothing on one GPU. A head or an n-gram search stays with its
+    target.
+    """
+    given, policy, mixture = base.hardware, policy_of(arch), base.server.models().target.experts is not None
+    if gpus == 1 == policy.least_gpus and (arch in SERVED or given.predicted_engine == "pdvsim"):
+        yield given
+    if policy.in_steps() and 1 < gpus in SHARDED:
+        yield replace(given, tensor_parallel_size=gpus)
+    if policy.in_steps() and mixture and gpus > 1:  # the layouts between these, with some of both, are seldom best
+        if gpus in SHARDED:
+            yield replace(given, tensor_parallel_size=gpus, enable_expert_parallel=True)
+        if gpus in RANKED:
+            yield replace(given, data_parallel_size=gpus, enable_expert_parallel=True)
     if arch in archs_where(lambda policy: policy.disaggregates()):
         yield from _splits(replace(base, arch=arch), gpus)[:SPLITS]
-    for target in SHARDED if policy.hands_over() and apart else ():
-        for other in sorted({1, target}):  # the drafter's
-            if gpus % (target + other):
-                continue
+    for target in SHARDED if policy.hands_over() and base.server.drafted_by in ("model", "none") else ():
+        if (other := gpus - target) in (1, target):  # the drafter's
             split = replace(given, place=PDV_PLACE, tensor_parallel_size=target)
-            if other > 1:
-                split = replace(split, draft_tensor_parallel_size=other)
-            yield shared(target + other, split)
+            yield replace(split, draft_tensor_parallel_size=other) if other > 1 else split
 
 
 def _splits(base: Experiment, gpus: int) -> list[Hardware]:
@@ -292,7 +273,7 @@ def smallest_fleets(
     finalists = _first_few([kind for kind in order if gpus[kind] <= WORTH * gpus[order[0]]])
     least = _least(base, goal, {kind: predicted[kind] for kind in finalists}, most, space, bench)
     refused = {}
-    for kind in servers:
+    for kind in (*(kind for kind in servers if kind not in predicted), *order):
         if kind not in predicted:
             refused[kind.name] = f"predicted not to hold the load on {gpus_text(most)}"
         elif kind not in finalists:
