@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
-from pdvsim.bench.stats import Interval
 from pdvsim.decide.advice import FLIPS, Advice
 from pdvsim.decide.capacity import Capacities
 from pdvsim.decide.goal import NAMES, level_title
@@ -37,57 +35,38 @@ MARKERS = "osD^vP*X"  # one per architecture, so that coinciding curves are stil
 
 
 def capacity_pictures(capacities: Capacities) -> dict[str, Figure]:
-    """The rates held, if any search has finished."""
-    return {"Rates held": capacity_figure(capacities)} if capacities.rows else {}
-
-
-def capacity_figure(capacities: Capacities) -> Figure:
-    """The rate held by each architecture, and with prices the cost per million output tokens."""
-    entries = capacities.summary()
-    panels = [("rate", "Rate held within the service levels", "req/s")]
+    """The rate held by each architecture, and with prices the cost, if any search has finished."""
+    plan, goal, entries = capacities.plan, capacities.plan.goal, capacities.summary()
+    if not entries:
+        return {}
+    panels = {"rate": ("Rate held within the service levels", "req/s")}
     if capacities.gpu_hour_usd is not None:
         price = f"Cost at that rate, at ${capacities.gpu_hour_usd:g} per GPU-hour"
-        panels.append(("usd_per_million_output_tokens", price, "$ per million output tokens"))
-    names = [str(entry["arch"]) for entry in entries]
-    entries = [e | {"rate": replace(e["rate"], half_width=e["high"] - e["rate"].mean)} for e in entries]
-    charts = [
-        _bars(title, unit, names, [entry[key] for entry in entries], list(map(arch_colour, names)))
-        for key, title, unit in panels
-    ]
-    return chart_figure([charts], _footnote(capacities), inches=(5.6, _height(len(entries))))
-
-
-def advice_pictures(advice: Advice) -> dict[str, Figure]:
-    """Where the decision changes; none if that was not searched, as a curve of one point is no curve."""
-    return {FLIPS: flips_figure(advice)} if any(len(flips.probes) > 1 for flips in advice.flips) else {}
-
-
-def _height(rows: int) -> float:
-    """Height in inches at which all bars have the same thickness."""
-    return 1.3 + 0.45 * rows
-
-
-def _bars(title: str, unit: str, names: Sequence[str], values: Sequence[Interval], colours: Sequence[str]) -> Chart:
-    """One bar per name, from the top, with its interval and value."""
-    bars = [
-        Bar(row, 0.0, value.mean, colour, number_text(value.mean), half=value.half)
-        if value.mean > 0
-        else Bar(row, 0.0, 0.0, colour, "none")
-        for row, (value, colour) in enumerate(zip(values, colours, strict=True))
-    ]
-    return Chart(title, "", unit, rows=list(names), bars=bars, labelled=True)
-
-
-def _footnote(capacities: Capacities) -> str:
-    plan, goal = capacities.plan, capacities.plan.goal
+        panels["usd_per_million_output_tokens"] = price, "$ per million output tokens"
+    charts = []
+    for key, (title, unit) in panels.items():
+        bars = []
+        for row, entry in enumerate(entries):
+            value, held = entry[key], entry[key].mean > 0
+            half = entry["high"] - value.mean if key == "rate" else value.half
+            text, end, half = (number_text(value.mean), value.mean, half) if held else ("none", 0.0, 0.0)
+            bars.append(Bar(row, 0.0, end, arch_colour(entry["arch"]), text, half=half))
+        charts.append(Chart(title, "", unit, rows=[str(e["arch"]) for e in entries], bars=bars, labelled=True))
     levels = ", ".join(f"{level_title(name)} ≤ {level:g} ms" for name, level in goal.levels_ms.items())
     seeds = run_seeds(plan.base.traffic.seed, plan.num_runs)
     note = setting_line(asdict(plan.base), "the highest rate held", seeds, drafts="each architecture at its best")
     note += f" {levels}{goal.share_text}. Simulated, profile {capacities.rows[0]['profile']}."
     if plan.num_runs > 1:
         note += f" Whiskers: errors of the model and of {plan.num_runs} seeds (of cost: of seeds)."
-    settings = dict.fromkeys(f"{entry['arch']} with {entry['settings']}" for entry in capacities.summary())
-    return f"{note} Settings: {'; '.join(settings)}."
+    settings = dict.fromkeys(f"{entry['arch']} with {entry['settings']}" for entry in entries)
+    height = 1.3 + 0.45 * len(entries)  # at which all bars have the same thickness
+    figure = chart_figure([charts], f"{note} Settings: {'; '.join(settings)}.", inches=(5.6, height))
+    return {"Rates held": figure}
+
+
+def advice_pictures(advice: Advice) -> dict[str, Figure]:
+    """Where the decision changes; none if that was not searched, as a curve of one point is no curve."""
+    return {FLIPS: flips_figure(advice)} if any(len(flips.probes) > 1 for flips in advice.flips) else {}
 
 
 def flips_figure(advice: Advice) -> Figure:
