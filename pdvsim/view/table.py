@@ -33,7 +33,6 @@ class TextTable:
     spare: Sequence[str] = ()  # columns, and DETAIL, omitted on a narrow terminal, in this order
     notes: Sequence[str] = ()  # under it
     headings: Sequence[str] = ()  # one per row, shown above the first row that has it
-    folded: int = 0  # rows at the end that a page shows on demand
 
     def __str__(self) -> str:
         lines = fitted_table(self.rows, self.spare, self.headings)
@@ -49,17 +48,12 @@ class TextTable:
             shown = (f'<{kind} style="text-align:{side[n]}">{html.escape(t)}</{kind}>' for n, t in cells.items())
             return f"<tr>{''.join(shown)}</tr>"
 
-        def table(body: Sequence[str]) -> str:
-            head = line("th", {name: name for name in self.rows[0]})
-            return f'<div class="scroll"><table><thead>{head}</thead><tbody>{"".join(body)}</tbody></table></div>'
-
         over = f'<tr><th colspan="{len(self.rows[0])}" style="text-align:left">{{}}</th></tr>'
         above = (over.format(html.escape(words)) if words else "" for words in _first_of_runs(self.headings, self.rows))
         lines = [words + line("td", row) for words, row in zip(above, self.rows, strict=True)]
-        shown = len(lines) - self.folded
-        rest = f"<details><summary>{self.folded} more</summary>{table(lines[shown:])}</details>" if self.folded else ""
         notes = f'<p class="note">{"<br>".join(map(html.escape, self.notes))}</p>' if self.notes else ""
-        return f"{table(lines[:shown])}{rest}{notes}"
+        head, body = line("th", {name: name for name in self.rows[0]}), "".join(lines)
+        return f'<div class="scroll"><table><thead>{head}</thead><tbody>{body}</tbody></table></div>{notes}'
 
 
 def continued(command: str) -> str:

@@ -91,12 +91,6 @@ def test_a_table_on_a_page_is_whole_and_text(monkeypatch: pytest.MonkeyPatch) ->
     assert "a &lt;note&gt;" in html
 
 
-def test_folded_rows_are_all_on_the_page() -> None:
-    shown, folded = TextTable([{"who": name} for name in "abc"], folded=2).html().split("<details>")
-    assert [name for name in "abc" if f">{name}</td>" in shown] == ["a"]
-    assert folded.index(">b</td>") < folded.index(">c</td>")
-
-
 @pytest.mark.parametrize(
     ("value", "text"),
     [(1070.4, "1,070"), (99.96, "100"), (12.34, "12.3"), (0.0123, "0.0123"), (46043.2, "46,043"), (0, "0")],
