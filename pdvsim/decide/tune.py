@@ -71,16 +71,16 @@ class Search:
     def ranked(
         self, candidates: Iterable[Experiment], base: Experiment, figures: Mapping[Experiment, float] | None = None
     ) -> list[Experiment]:
-        """The candidates that have run, best first by `figures`; simplest first within the indifference."""
-        figures = self.figures if figures is None else figures
-        run = filter(figures.__contains__, dict.fromkeys(candidates))
-        best, order = sorted(run, key=lambda c: -self.goal.sign * figures[c]), list[Experiment]()
+        """The candidates, best first by `figures`, the simplest within the indifference; then those without."""
+        figures, order = self.figures if figures is None else figures, list[Experiment]()
+        every = dict.fromkeys(candidates)
+        best = sorted(filter(figures.__contains__, every), key=lambda c: -self.goal.sign * figures[c])
         while best:
             top = figures[best[0]]
             alike = [c for c in best if abs(figures[c] - top) <= self.indifference * abs(top)]
             order += sorted(alike, key=lambda c: complexity(c, base))
             best = best[len(alike) :]
-        return order
+        return [*order, *(c for c in every if c not in figures)]
 
     def order(self, base: Experiment) -> list[Experiment]:
         """All candidates that have run, best first."""
@@ -139,9 +139,7 @@ class _Tuning:
         for candidate, row in zip(runs, self.bench.rows([_short(c)[0] for c in runs]), strict=True):
             search.figures[candidate], search.rows[candidate] = search.goal.value(row), row
         for key, mine in new.items():
-            every = [*self.tried.get(key, ()), *mine]
-            order = search.ranked(every, self.places[key[0]])
-            self.tried[key] = [*order, *(c for c in every if c not in search.figures)]
+            self.tried[key] = search.ranked([*self.tried.get(key, ()), *mine], self.places[key[0]])
         return True
 
     def near(self, limit: float) -> list[PlaceAndName]:
@@ -172,17 +170,17 @@ class _Tuning:
         search, close = self.search, dict[PlaceAndName, list[Experiment]]()
         for key in self.near(NEAR_CONTENDER):
             best = search.best(self.tried[key])
-            close[key] = [c for c in self.tried[key] if search.worse(c, best) <= CLOSE][:MOST_CLOSE]
-        again = dict.fromkeys(c for mine in close.values() if len(mine) > 1 for c in mine)
-        if search.budget is not None and self.bench.runs + (SEEDS - 1) * len(again) > search.budget:
+            mine = [c for c in self.tried[key] if search.worse(c, best) <= CLOSE][:MOST_CLOSE]
+            close |= {key: mine} if len(mine) > 1 else {}
+        again = dict.fromkeys(c for mine in close.values() for c in mine)
+        if search.budget is not None and self.bench.runs + len(again) > search.budget:
             return
-        rows = iter(self.bench.rows([run for c in again for run in _short(c)[1:]]))
-        means = {
-            c: (search.figures[c] + sum(search.goal.value(next(rows)) for _ in range(SEEDS - 1))) / SEEDS for c in again
-        }
+        rows = self.bench.rows([_short(c)[1] for c in again])
+        second = {c: search.goal.value(row) for c, row in zip(again, rows, strict=True)}
+        means = {c: (search.figures[c] + value) / SEEDS for c, value in second.items()}
         for key, mine in close.items():
-            for best in search.ranked(mine, self.places[key[0]], means)[:1]:
-                self.tried[key] = [best, *(c for c in self.tried[key] if c != best)]
+            best = search.ranked(mine, self.places[key[0]], means)[0]
+            self.tried[key] = [best, *(c for c in self.tried[key] if c != best)]
 
 
 def tuned(
@@ -212,8 +210,7 @@ def tuned(
     best: list[dict[str, Experiment]] = []
     for at, base in enumerate(places):
         mine = [candidates[0] for (where, _), candidates in tuning.tried.items() if where == at]
-        order = [*search.ranked(mine, base), *(c for c in mine if c not in search.figures)]
-        best.append({search.name(candidate): candidate for candidate in order})
+        best.append({search.name(candidate): candidate for candidate in search.ranked(mine, base)})
     return best
 
 
