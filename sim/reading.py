@@ -10,6 +10,7 @@ import json
 import os
 import stat
 import tomllib
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -60,24 +61,24 @@ def read_json(path: str | Path) -> Any:
 
 def parse_json(text: str) -> Any:
     """A JSON document; a ValueError of one line if it is none, or nested too deeply."""
-    try:
-        return json.loads(text)
-    except RecursionError:
-        raise ValueError("holds too many lists or tables inside each other") from None
-    except json.JSONDecodeError as error:
-        raise ValueError(f"is not JSON: {error}") from None
-    except ValueError:
-        raise ValueError("is not JSON: a number of thousands of digits") from None
+    return _parsed(text, "JSON", json.loads)
 
 
 def read_toml(path: str | Path) -> dict[str, Any]:
     """The tables of a TOML file; a ValueError or an OSError otherwise."""
+    tables: dict[str, Any] = _parsed(read_text(path), "TOML", tomllib.loads)
+    return tables
+
+
+def _parsed(text: str, what: str, parse: Callable[[str], Any]) -> Any:
     try:
-        return tomllib.loads(read_text(path))
+        return parse(text)
     except RecursionError:
         raise ValueError("holds too many lists or tables inside each other") from None
-    except tomllib.TOMLDecodeError as error:
-        raise ValueError(f"is not TOML: {' '.join(str(error).split())}") from None
+    except (json.JSONDecodeError, tomllib.TOMLDecodeError) as error:
+        raise ValueError(f"is not {what}: {' '.join(str(error).split())}") from None
+    except ValueError:
+        raise ValueError(f"is not {what}: a number of thousands of digits") from None
 
 
 def error_text(error: Exception) -> str:

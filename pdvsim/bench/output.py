@@ -174,7 +174,8 @@ def save(files: Mapping[Path, bytes | None], stopped: str = "") -> int:
         say("pdvsim", f"interrupted: {stopped}; nothing was saved")
         return 130
     write_all(files)
-    say("pdvsim", f"saved {', '.join(map(str, written))}")
+    if written:
+        say("pdvsim", f"saved {', '.join(map(str, written))}")
     if stopped:
         say("pdvsim", f"interrupted: {stopped} saved in {written[0].parent}")
     return 130 if stopped else 0

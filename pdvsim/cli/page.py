@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
@@ -51,39 +51,32 @@ class AnswerCommand(Command):
         return [output.check_file(folder / name) for name in self.written]
 
     def execute(self) -> int:
+        """Answer, print, and write what is asked for; returns the exit code.
+
+        Files of an answer without result are removed. Plots other than the main one are named after their heading.
+        """
         question, date = self.question(), output.now()
         paths, page = self.files(question, date), output.optional_file(self.html)
         expected = self.expected_runs(question)
         with Progress(expected, self.unit, self.json, after_s=0, about=True) as progress:
             answer = self.answer(question, progress.update)
-        return deliver(answer, self.json, paths, page, date if self.dated else None)
-
-
-def deliver(answer: Answer, as_json: bool, files: Sequence[Path], page: Path | None, date: str | None) -> int:
-    """Print an answer, and write its page and files; returns the exit code.
-
-    Files of an answer without result are removed. Plots other than the main one are named after their heading.
-    """
-    report = answer.report()
-    document = output.dumps(({} if date is None else {"date": date}) | report.document)
-    print(document if as_json else report.text)
-    pictures = answer.pictures() if (files or page) and not report.empty else {}
-    if not report.empty:
-        write_page(page, Sheet(report.title, report.lead, report.sections, pictures, facts_of(report.base)))
-    if not files:
-        if report.stopped:
-            say("pdvsim", f"interrupted: {report.stopped}")
-        return 130 if report.stopped else 0
-    content: dict[Path, bytes | None] = dict.fromkeys(files)
-    for path in () if report.empty else files:
-        if path.suffix == ".parquet":
-            content[path] = output.parquet(answer.points)
-        elif path.suffix == ".png":
-            names = [path, *(path.with_name(f"{heading.lower()}.png") for heading in [*pictures][1:])]
-            content |= {name: output.picture(one, name) for name, one in zip(names, pictures.values(), strict=False)}
-        else:
-            content[path] = (document + "\n").encode()
-    return output.save(content, report.stopped)
+        report = answer.report()
+        document = ({"date": date} if self.dated else {}) | report.document
+        self.show(document, report.text)
+        pictures = answer.pictures() if (paths or page) and not report.empty else {}
+        if not report.empty:
+            write_page(page, Sheet(report.title, report.lead, report.sections, pictures, facts_of(report.base)))
+        content: dict[Path, bytes | None] = dict.fromkeys(paths)
+        for path in () if report.empty else paths:
+            if path.suffix == ".parquet":
+                content[path] = output.parquet(answer.points)
+            elif path.suffix == ".png":
+                names = [path, *(path.with_name(f"{heading.lower()}.png") for heading in [*pictures][1:])]
+                drawn = zip(names, pictures.values(), strict=False)
+                content |= {name: output.picture(figure, name) for name, figure in drawn}
+            else:
+                content[path] = (output.dumps(document) + "\n").encode()
+        return output.save(content, report.stopped)
 
 
 def write_page(path: Path | None, sheet: Sheet) -> None:

@@ -71,23 +71,15 @@ def test_any_changed_profile_serves_or_is_refused(kind: str, tmp_path: Path) -> 
 
 @pytest.mark.parametrize(("change", "says"), [
     (("gpu", "bandwidth_bytes_per_s", 4.27), "gpu.bandwidth_bytes_per_s"),
-    (("gpu", "bandwidth_bytes_per_s", 1e30), "gpu.bandwidth_bytes_per_s"),
-    (("gpu", "flops_per_s", 0), "gpu.flops_per_s"),
-    (("gpu", "memory_bytes", 141), "gpu.memory_bytes"),
     (("gpu", "memory_bytes", True), "gpu.memory_bytes"),
     (("gpu", "sms", 132.5), "gpu.sms"),
-    (("host", "launch_s", 30.0), "host.launch_s"),
-    (("host", "launch_s", -1e-6), "host.launch_s"),
     (("host", "launch_s", "1e-5"), "host.launch_s"),
     (("host", "completion_s", math.nan), "host.completion_s"),
     (("host", "handoff_s", None), "host.handoff_s"),
     (("schema_version", None, 2), "schema_version is 2"),
-    (("contention", "stream_weight", 0.0), "contention.stream_weight"),
     (("models", "tinyllama-1.1b", knots([1, 2e-3], [2, 1e-3])), "layer_knots: the last"),
-    (("models", "tinyllama-1.1b", knots([1, 0], [2, 0])), "layer_knots: seconds"),
     (("models", "tinyllama-1.1b", knots([1, 3e-3], [2, 9e-4], [4, 3e-3])), "a third"),
     (("models", "tinyllama-1.1b", knots([64, 99.0], name="wait_ratios")), "wait_ratios."),
-    (("models", "tinyllama-1.1b", knots([64, 1.0], [64, 2.0], name="room_ratios")), "room_ratios: "),
     (("models", "tinyllama-1.1b", knots()), "tinyllama-1.1b.weights_s: "),
 ])  # fmt: skip
 def test_a_profile_is_refused_by_file_and_field(change: tuple[str, str | None, Any], says: str, tmp_path: Path) -> None:

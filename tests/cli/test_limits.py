@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import io
 import math
 import os
 import re
@@ -12,7 +11,7 @@ import sys
 from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
-from typing import Annotated, Any, get_args, get_origin, get_type_hints
+from typing import Any, get_args, get_origin, get_type_hints
 
 import fuzzcases
 import pytest
@@ -22,7 +21,7 @@ from pdvsim.bench.inputs import cost, forewarning
 from pdvsim.bench.sweep import Sweep
 from pdvsim.common import console
 from pdvsim.sim.config import Experiment, Traffic
-from pdvsim.sim.limits import Jobs, Range, check_ranges, ranges
+from pdvsim.sim.limits import ranges
 from pdvsim.sim.models.specs import GpuSpec
 from pdvsim.sim.prices import profile
 from pdvsim.sim.prices.cards import GPUS
@@ -92,25 +91,6 @@ def test_every_figure_of_a_profile_has_a_range() -> None:
             assert name in ranges(part) or name.endswith(profile.KNOTS) or name in texts, name
 
 
-@dataclasses.dataclass(frozen=True)
-class Ranged:
-    jobs: Jobs = 1
-    most_s: Annotated[float, Range(1, 2, or_inf=True)] | None = None
-    shares: tuple[Annotated[float, Range(0, 1)], ...] = ()
-
-
-def test_a_range_is_that_of_a_number_of_one_left_out_and_of_each_of_a_list() -> None:
-    check_ranges(Ranged(1024, math.inf, (0.0, 1.0)))
-    check_ranges(Ranged())
-    for bad, says in (
-        (Ranged(0), "jobs must be 1 to 1024, got 0"),
-        (Ranged(most_s=2.5), "most-s must be 1 to 2, or inf, got 2.5"),
-        (Ranged(shares=(0.5, 1.5)), "shares must be 0 to 1, got 1.5"),
-    ):
-        with pytest.raises(ValueError, match=says):
-            check_ranges(bad)
-
-
 @pytest.mark.parametrize("name", [name for name in fuzzcases.USES if "/" not in name])
 def test_only_regular_files_of_a_stated_size_are_read(name: str, tmp_path: Path, refused: Callable[..., str]) -> None:
     """A pipe would hang, a device never end, a deep file overflow the stack."""
@@ -178,16 +158,9 @@ def test_closed_full_and_plain_standard_output(tmp_path: Path) -> None:
     assert "---" not in plain.stderr  # of a box
 
 
-def test_tables_are_printed_whatever_the_encoding(monkeypatch: pytest.MonkeyPatch) -> None:
-    raw = io.BytesIO()
-    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(raw, encoding="ascii"))
-
-    def command() -> int:
-        print("8.1 ±0.2")
-        return 0
-
-    assert console.guarded("pdvsim", command) == 0
-    assert raw.getvalue() == b"8.1 ?0.2\n"
+def test_a_name_never_splits_a_line(capsys: pytest.CaptureFixture[str]) -> None:
+    console.say("pdvsim", "saved a\nb.json")
+    assert capsys.readouterr().err == "pdvsim: saved a b.json\n"
 
 
 def one_run(**traffic: Any) -> list[Experiment]:
