@@ -39,7 +39,7 @@ _REQUEST_COLUMNS = (
     "verify_s",
 )  # fmt: skip
 REQUEST_DTYPES = {name: "f8" if name.endswith("_s") else "i8" for name in _REQUEST_COLUMNS} | {"replica": "i4"}
-_ASKED = {"id", "arrival_s", "prompt_tokens", "output_tokens", "session", "turn"}
+_GIVEN = {"id", "arrival_s", "prompt_tokens", "output_tokens", "session", "turn"}
 _COLUMNS = {name: attrgetter(name) for name in _REQUEST_COLUMNS}
 
 LAUNCH_DTYPES: dict[str, str] = {
@@ -162,24 +162,16 @@ class Deliveries:
     def __len__(self) -> int:
         return len(self._tokens)
 
-    def drain(self, in_order: bool = True) -> Columns:
-        """The rows so far as columns, `in_order` of time and request; they are no longer held here."""
+    def drain(self) -> Columns:
+        """The rows so far as columns, in the order of time and request; they are no longer held here."""
         for write in self.unwritten:
             write()
-        requests, counts = np.frombuffer(self._requests, "i4"), np.frombuffer(self._counts, "i4")
+        requests = np.repeat(np.frombuffer(self._requests, "i4"), np.frombuffer(self._counts, "i4"))
         times_s, tokens = np.frombuffer(self._times_s), np.frombuffer(self._tokens, np.uint8)
-        if not in_order:  # but those of a request are
-            self._clear()
-            return {"request": np.repeat(requests, counts), "tokens": tokens.astype("i2"), "time_s": times_s}
-        by_request = np.argsort(requests, kind="stable")
-        first = (np.cumsum(counts) - counts)[by_request]
-        requests, counts = requests[by_request], counts[by_request]
-        rows = np.arange(len(self)) + np.repeat(first - (np.cumsum(counts) - counts), counts)
-        times_s = times_s[rows]
-        order = np.argsort(times_s, kind="stable")
-        tokens = tokens[rows[order]].astype("i2")
+        order = np.lexsort((requests, times_s))
+        columns = {"request": requests[order], "tokens": tokens[order].astype("i2"), "time_s": times_s[order]}
         self._clear()
-        return {"request": np.repeat(requests, counts)[order], "tokens": tokens, "time_s": times_s[order]}
+        return columns
 
 
 @dataclass
@@ -210,7 +202,7 @@ def request_columns(requests: Sequence[Request]) -> Columns:
     columns: Columns = {}
     taken = [request.taken for request in requests]
     for name, dtype in REQUEST_DTYPES.items():
-        rows = requests if name in _ASKED else taken
+        rows = requests if name in _GIVEN else taken
         columns[name] = np.fromiter(map(_COLUMNS[name], rows), dtype, len(rows))
     return columns
 

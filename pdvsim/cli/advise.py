@@ -102,7 +102,7 @@ class AdviseCommand(AnswerCommand, DecisionOptions):
             raise ValueError("give one of --request-rate and --concurrency")
         replays = self.replays(concurrency is not None)
         load = {"request_rate": rate, "max_concurrency": concurrency}
-        traffic = self.asked_traffic(replays=replays, **load)
+        traffic = self.compared_traffic(replays=replays, **load)
         if replays and math.isinf(rate):
             rate = own_rate(traffic)
             say("pdvsim", f"{traffic.dataset_path} is replayed at its own rate of {rate:.3g} requests per second")

@@ -39,7 +39,7 @@ class CapacityCommand(AnswerCommand, DecisionOptions):
     """Folder for capacity.parquet, capacity.json and capacity.png; default: results/capacity-DATE-TIME."""
 
     def question(self) -> Plan:
-        traffic = self.asked_traffic(replays=self.replays())
+        traffic = self.compared_traffic(replays=self.replays())
         arch = self.archs[0] if self.archs else Experiment.arch
         base = self.experiment(arch, traffic)
         goal = Goal("throughput", self.scoring.goodput, self.attainment)

@@ -72,7 +72,7 @@ class MapCommand(AnswerCommand, DecisionOptions):
         """Request rates; default for a replayed trace: around its own rate, to three digits."""
         if self.request_rate or not self.replays(bool(self.concurrency)):
             return self.request_rate
-        own = own_rate(self.asked_traffic(replays=True))
+        own = own_rate(self.compared_traffic(replays=True))
         return tuple(float(f"{own * times:.3g}") for times in TRACE_LOADS)
 
     def question(self) -> Grid:
@@ -89,7 +89,7 @@ class MapCommand(AnswerCommand, DecisionOptions):
         if self.y == "card":
             places = tuple(card_name(card, GPUS) for card in self.try_cards)
         pairs = tuple(map(str, places if self.y == "size" else ()))
-        traffic = self.asked_traffic(*pairs, replays=self.replays(bool(self.concurrency)))
+        traffic = self.compared_traffic(*pairs, replays=self.replays(bool(self.concurrency)))
         arch = self.archs[0] if self.archs else Experiment.arch
         # each cell of --y acceptance sets its own
         base = self.experiment(arch, traffic, assumed=self.y == "acceptance")

@@ -133,7 +133,7 @@ class DecisionOptions(VariedOptions):
         file = Traffic(traffic.dataset_name, traffic.dataset_path, traffic.tokenizer, columns=traffic.columns)
         return trace_rate(file) is not None
 
-    def asked_traffic(self, *pairs: str, replays: bool, **load: Any) -> Traffic:
+    def compared_traffic(self, *pairs: str, replays: bool, **load: Any) -> Traffic:
         """The traffic for the server and further pairs, with the defaults of the settings that are not given.
 
         A replay has all requests of its window, as often as it takes to measure enough of them.
