@@ -39,7 +39,9 @@ MAPPINGS = ("vary",)  # lists that may be given as dictionaries
 
 def function(name: str) -> Callable[..., Any]:
     """The function of that name: its keywords are the options of its command, and its help has the main ones."""
-    kind, known = command_of(name)
+    module, _, command = COMMANDS[name].rpartition(".")
+    kind: type = getattr(import_module(f"pdvsim.cli.{module}"), command)
+    known = {option.name: option for option in options(kind).values() if option.name not in PRINTED}
     answer: Callable[..., Any] = kind.answer  # type: ignore[attr-defined]
     places = [option.name for option in known.values() if option.placed]
 
@@ -69,13 +71,6 @@ def function(name: str) -> Callable[..., Any]:
     head = f"{about}\n\nReturns: {returned[0].lower()}{returned[1:]}\n\nMain options:\n"
     call.__doc__ = "\n".join([head, *(f"- {text}" for text in filled)])
     return call
-
-
-def command_of(name: str) -> tuple[type, dict[str, Option]]:
-    """The command of a function, and its options without those of what is printed and written."""
-    module, _, command = COMMANDS[name].rpartition(".")
-    kind = getattr(import_module(f"pdvsim.cli.{module}"), command)
-    return kind, {name: option for name, option in options(kind).items() if name not in PRINTED}
 
 
 def python_type(option: Option) -> str:

@@ -231,9 +231,15 @@ class Cluster:
         """Refuse what could never be served."""
         check_context(models_of(self.experiment), requests)
         check_kv(self.servers[0].kv, requests, partial(sharded_hint, self.experiment, self.parts.profile))
-        self._check_sharing(requests)
+        placement = self.experiment.placement
+        several = len(placement.prefill) > 1 or len(placement.draft) > 1
+        if several and self.servers[0].kv.reuse is not None and any(request.chain for request in requests):
+            raise ValueError(
+                "--place: a lane on several GPUs cannot share prefixes, as each GPU would hold others: give "
+                "--no-enable-prefix-caching"
+            )
         if self.experiment.sides is None:
-            room = self.parts.kv_capacities[self.experiment.placement.prefill[0]]
+            room = self.parts.kv_capacities[placement.prefill[0]]
         else:
             room = self.servers[-1].kv.capacity_tokens
         longest = max(requests, key=lambda request: request.prompt_tokens)
@@ -241,16 +247,6 @@ class Cluster:
             raise ValueError(
                 f"request {longest.id} has {longest.prompt_tokens} prompt tokens and the GPU of the prefill lane has "
                 f"room for {room}: lower --input-len, or give that lane a larger card"
-            )
-
-    def _check_sharing(self, requests: Sequence[Request]) -> None:
-        """Refuse shared prefixes where a lane is on several GPUs: each would hold others."""
-        placement = self.experiment.placement
-        several = len(placement.prefill) > 1 or len(placement.draft) > 1
-        if several and self.servers[0].kv.reuse is not None and any(request.chain for request in requests):
-            raise ValueError(
-                "--place: a lane on several GPUs cannot share prefixes, as each GPU would hold others: give "
-                "--no-enable-prefix-caching"
             )
 
     def receive(self, request: Request) -> None:

@@ -70,11 +70,13 @@ class AdviseCommand(AnswerCommand, DecisionOptions):
     def question(self) -> Question:
         traffic = self._traffic()
         base = self._fitting(self._base(traffic))
-        drafted = self._drafters(base)
+        drafted = ways = self._drafters(base)
         if traffic.dataset_path is not None and traffic.max_model_len is None:  # the same requests for all drafters
             contexts = [way.of(base).context for way in drafted]
             shortest = min((context for context in (base.context, *contexts) if context is not None), default=None)
             base = base.with_settings(max_model_len=shortest)
+        if not self._sized and self.gpus not in (None, 1):  # ways to use them
+            ways = fleets(base, self.archs, self.gpus, bool(self.gpu_hour_usd), drafted)
         return Question(
             base,
             self.space(self.archs),
@@ -83,17 +85,11 @@ class AdviseCommand(AnswerCommand, DecisionOptions):
             self.indifference,
             self.budget,
             self.gpu_hour_usd,
-            self._ways(base, drafted),
+            ways,
             (self.gpus or MOST_GPUS) if self._sized else 0,
             self.fleet_archs,
             self.gpus,
         )
-
-    def _ways(self, base: Experiment, drafted: tuple[Contender, ...]) -> tuple[Contender, ...]:
-        """The contenders instead of architectures: ways to use a given number of GPUs, or drafters."""
-        if self._sized or self.gpus in (None, 1):
-            return drafted
-        return fleets(base, self.archs, self.gpus, bool(self.gpu_hour_usd), drafted)
 
     def _traffic(self) -> Traffic:
         """The traffic at the given load; a trace without one is replayed at its own rate."""

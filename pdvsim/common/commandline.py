@@ -184,7 +184,8 @@ def _help(command: type, prog: str, everything: bool) -> str:
         own = bool(groups_of(option.group)) or option.group is command
         main = option.name == getattr(option.group, "key", "") if kinds else own  # what chooses a kind
         if not option.placed and (everything or (main and option not in usual)):
-            title = "Options of this command" if own and option.group not in kinds else _sentence(option.group)
+            sentence = (inspect.getdoc(option.group) or "").split("\n")[0].rstrip(".")
+            title = "Options of this command" if own and option.group not in kinds else sentence
             groups.setdefault(title, []).append(option)
     for title, group in groups.items():
         section = parser.add_argument_group(title)
@@ -204,11 +205,6 @@ def _help(command: type, prog: str, everything: bool) -> str:
 class _Layout(argparse.HelpFormatter):
     def _split_lines(self, text: str, width: int) -> list[str]:
         return textwrap.wrap(text, width, break_on_hyphens=False)
-
-
-def _sentence(command: type) -> str:
-    """The first sentence of a docstring."""
-    return (inspect.getdoc(command) or "").split("\n")[0].rstrip(".")
 
 
 def _takes(option: Option) -> str:

@@ -65,9 +65,9 @@ class ExperimentOptions:
         """
         traffic, hardware = traffic or self.traffic, self.hardware.serving({arch, *self.named})
         acceptance = self.acceptance if assumed and self.acceptance_open else self._acceptance(traffic)
-        server = self.server
-        if self.max_num_batched_tokens is None:
-            server = replace(server, max_num_batched_tokens=usual_chunk(hardware))
+        server, engine = self.server, hardware.predicted_engine
+        if self.max_num_batched_tokens is None and engine != "pdvsim" and not hardware.profile:
+            server = replace(server, max_num_batched_tokens=ENGINES[engine].chunk(gpu(hardware.gpu)))
         return Experiment(arch, traffic, acceptance, server, hardware, self.host, self.scoring)
 
     @property
@@ -89,12 +89,6 @@ class ExperimentOptions:
                 "a match; give recorded rounds or --acceptance-model"
             )
         return acceptance
-
-
-def usual_chunk(hardware: Hardware) -> int:
-    """Prompt tokens per forward that the engine takes by default."""
-    own = hardware.predicted_engine == "pdvsim" or hardware.profile
-    return Server.max_num_batched_tokens if own else ENGINES[hardware.predicted_engine].chunk(gpu(hardware.gpu))
 
 
 def preset_settings(name: PresetName, given: Mapping[str, Any], known: Collection[str]) -> dict[str, Any]:
