@@ -40,21 +40,6 @@ class TimedDevice(Protocol):
         """End the launch that is due; returns its completion, if awaited, and when the host notices it."""
 
 
-class _NoDevice:
-    """A stand-in for no device: nothing ends."""
-
-    due = NEVER
-    ready_s = inf
-
-    def take_in(self) -> None: ...
-
-    def end_next(self) -> tuple[Event | None, float]:
-        raise EmptySchedule
-
-
-_NONE = _NoDevice()
-
-
 class Clock(simpy.Environment):
     """Simulated time."""
 
@@ -84,7 +69,7 @@ class Clock(simpy.Environment):
 
     def peek(self) -> float:
         """Return the time of the next event."""
-        return min(super().peek(), self._next_machine().due[0])
+        return min(super().peek(), *(machine.due[0] for machine in self.machines))
 
     def step(self) -> None:
         """Process the next event or end of a launch."""
@@ -93,18 +78,19 @@ class Clock(simpy.Environment):
         if self.launched and not (queue and queue[0][0] <= min([device.ready_s for device in self.launched])):
             while self.launched:
                 self.launched.pop().take_in()
-        machine = machines[0] if len(machines) == 1 else self._next_machine()
-        if queue and queue[0] < machine.due:
+        machine = machines[0] if len(machines) == 1 else min(machines, key=attrgetter("due"), default=None)
+        due = NEVER if machine is None else machine.due
+        if queue and queue[0] < due:
             self._now, _, _, event = heappop(queue)
             callbacks, event.callbacks = event.callbacks, None  # type: ignore[assignment]
             for callback in callbacks:
                 callback(event)
             if not event._ok and not event.defused:
                 raise event._value
-        elif machine.due is NEVER:
+        elif machine is None or due is NEVER:
             raise EmptySchedule
         else:
-            self._now = machine.due[0]
+            self._now = due[0]
             ended, noticed_s = machine.end_next()
             if ended is not None:
                 self.at(noticed_s, ended, ended._value)
@@ -127,14 +113,3 @@ class Clock(simpy.Environment):
         while self._queue and self._queue[0][0] <= now_s:
             self.step()
         self._now = now_s
-
-    def _next_machine(self) -> TimedDevice:
-        """The device whose launch ends first."""
-        machines = self.machines
-        if len(machines) == 1:
-            return machines[0]
-        first: TimedDevice = _NONE
-        for machine in machines:
-            if machine.due < first.due:
-                first = machine
-        return first

@@ -32,19 +32,18 @@ class Queued(Protocol):
         """Return whether the first that waits may be let in."""
 
 
-class PromptGate(Protocol):
+class PromptGate:
     """Whether waiting prompts may be prefilled in the next step."""
 
     def holds(self, policy: Queued, decoding: int, steps: int) -> bool:
         """Return whether some that wait must wait on; `decoding` requests decode, and `steps` decode steps are over."""
-        ...
+        raise NotImplementedError
 
     def prefilled(self, steps: int) -> None:
         """Note the end of a forward of prompts alone, after this number of decode steps."""
-        ...
 
 
-class EveryFewSteps:
+class EveryFewSteps(PromptGate):
     """New requests are seen after a prefill, and every `interval` decode steps."""
 
     def __init__(self, interval: int) -> None:
@@ -67,7 +66,7 @@ class EveryFewSteps:
         self._counted_from = steps - self.interval
 
 
-class UntilFull:
+class UntilFull(PromptGate):
     """Prompts wait for up to `most_steps` steps while they and the rows fill less than a share of a forward."""
 
     def __init__(self, most_steps: int, share: float) -> None:
@@ -84,11 +83,8 @@ class UntilFull:
         self._waited = 0
         return False
 
-    def prefilled(self, steps: int) -> None:
-        """It looks in every step."""
 
-
-class AllRanks:
+class AllRanks(PromptGate):
     """One gate for all data-parallel ranks of a server: a prompt on one of them makes the step of all long.
 
     Prompts wait until every rank has one, and then for `gathering_steps` in which more may arrive. After
@@ -119,9 +115,6 @@ class AllRanks:
             return True
         self._waited = 0
         return False
-
-    def prefilled(self, steps: int) -> None:
-        """It counts the steps of the group."""
 
 
 def gate_of(settings: Server) -> PromptGate | None:
