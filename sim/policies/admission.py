@@ -135,7 +135,7 @@ class Admission(PolicyTraits):
         self.prefilling: list[Request] = []  # admitted, not yet prefilled to the end
         self.in_flight = 0  # admitted, not finished
         self.admitting = True  # else `next_chunks` only goes on with prompts that are begun
-        self.untried = False  # some wait that were not tried: since a request was preempted, or a gate holds them
+        self.admission_pending = False  # some may fit: one was preempted since the last try, or a gate held them
         self.gate = gate_of(context.settings)
         self.lanes = Lanes(context.env, context.device.host, context.settings.priority == "dynamic")
         self.lanes.queues[self.prefill_lane] = self.waiting
@@ -223,7 +223,7 @@ class Admission(PolicyTraits):
         request.evict()
         self.in_flight -= 1
         self.waiting.appendleft(request)
-        self.untried = True
+        self.admission_pending = True
 
 
 def _admit(policy: Admission, budget: int, worker: int) -> Chunk | None:
@@ -247,7 +247,7 @@ def _admit(policy: Admission, budget: int, worker: int) -> Chunk | None:
             policy.prefilling.append(request)
             return Chunk(request, cached, tokens)
         _wait_for_prefix(policy, request, fetched, arrives_s)
-    policy.untried = False
+    policy.admission_pending = False
     return None
 
 

@@ -102,7 +102,7 @@ class Ahead(PDV):
         return self._plans[key]
 
     def best_plan(self, rows: int, context: int, k: int) -> Lookahead | None:
-        """The same, without looking it up."""
+        """The plan with the most tokens per second, computed."""
         fan, miss = self.settings.ahead_fan, self.settings.ahead_miss
         # of several, rows with new drafts would lag, and the batch would split
         plains = {"draft": (False,), "plain": (True,), "auto": (True,) if rows > 1 else (False, True)}[miss]

@@ -244,7 +244,7 @@ def advance(policy: Policy, rows: Batch, k: int, verify_lane: str) -> int:
     before a row finishes or a request arrives.
     """
     controller = policy.controller
-    if not rows or not policy.stands or not controller.by_sums or policy.untried:
+    if not rows or not policy.stands or not controller.sums_suffice or policy.admission_pending:
         return 0
     if policy.waiting and (policy.asked == "while waiting" or policy.kv.tiers is not None):  # links become free
         return 0

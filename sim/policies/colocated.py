@@ -36,7 +36,7 @@ class Colocated(Policy):
         rows = self.running = self.reserve(rows, k)
         self.admitting = self.in_flight == inside  # as in vLLM, none is admitted after a preemption
         if self.gate is not None and self.gate.holds(self, len(rows), self.decode_steps):
-            self.admitting, self.untried = False, True
+            self.admitting, self.admission_pending = False, True
         apart = self.settings.separate_prefill
         chunks = self.next_chunks(self.settings.max_num_batched_tokens - (0 if apart else len(rows) * (k + 1)))
         if chunks and apart:

@@ -73,7 +73,7 @@ class Controller:
     """Always the same draft length."""
 
     learns = False  # from verdicts
-    by_sums = True  # needs the sums of a batch's verdict, not each row's
+    sums_suffice = True  # it needs the sums of a batch's verdict, not each row's
     selects = False  # which drafts are verified
     scheduled = 0  # requests of the step, prefills included: the policy sets it before it asks
 
@@ -121,7 +121,7 @@ class ByBatchSize(Controller):
         return True
 
     def _use(self, k: int) -> None:
-        self.k, self.selects, self.by_sums = k, not k, k > 0
+        self.k, self.selects, self.sums_suffice = k, not k, k > 0
 
     def draft_length(self, rows: Batch, queue_depth: int, now_s: float) -> int:
         tiers = self.tiers
@@ -314,7 +314,7 @@ class Feedback(Controller):
     """
 
     learns = True
-    by_sums = False  # needs each row's verdict and latency
+    sums_suffice = False  # needs each row's verdict and latency
     WINDOW = 100  # verdicts that the signals are taken over
     INTERVAL = 10  # verdicts between two adjustments
     ACCEPTANCE = (0.4, 0.7)  # shorter below the first, longer only above the second

@@ -50,7 +50,7 @@ class AdaptiveVerification(Controller):
     """Always drafts k tokens, and verifies as many as pay."""
 
     learns = True
-    by_sums = False  # needs each row's verdict
+    sums_suffice = False  # needs each row's verdict
     selects = True
     PRIOR_VERDICTS = 4.0  # that the mean of all requests is worth, as a prior of each
     BLIND_STEPS = 64  # without a verdict on any draft, after which every row has one verified: slots teach if verified
