@@ -318,15 +318,19 @@ class EngineClient:
 
 
 class EngineBench:
-    """Runs on an engine's servers: one stays as long as the next run needs the same. `line` prints the command."""
+    """Runs on an engine's servers: one stays as long as the next run needs the same. `line` prints the command.
+
+    A server that is given was started by another, and serves every run.
+    """
 
     warm_launches: Columns = {}  # noqa: RUF012
 
     def __init__(
-        self, machine: Machine, line: Callable[[Experiment], str], quiet: bool = True, log: Path | None = None
-    ) -> None:
+        self, machine: Machine, line: Callable[[Experiment], str], quiet: bool = True, log: Path | None = None,
+        server: EngineServer | None = None,
+    ) -> None:  # fmt: skip
         self._machine, self._line, self._quiet, self._log = machine, line, quiet, log
-        self._server: EngineServer | None = None
+        self._server, self._given = server, server is not None
         self._started: Any = None
         self._runs = 0
 
@@ -349,7 +353,7 @@ class EngineBench:
         drafts = experiment.speculates and not self._machine.own_verdict
         rates = pinned_rates(experiment, requests) if drafts else ()
         started = started_with(experiment, self._machine, line, rates, self._log is not None)
-        if self._started != started:
+        if self._started != started and not self._given:
             self.close()
             path = self._log or Path(mkdtemp(prefix="pdvsim-")) / f"{engine}.log"
             self._server = EngineServer(*started, path)
