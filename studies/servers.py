@@ -25,7 +25,7 @@ from contextlib import redirect_stdout
 from hashlib import sha256
 from itertools import groupby, pairwise
 from pathlib import Path
-from threading import Thread
+from threading import Timer
 from typing import Any
 from urllib.request import Request, urlopen
 
@@ -39,7 +39,7 @@ from pdvsim.realrun.machine import Machine
 
 ENVIRONMENT = {"HF_HUB_OFFLINE": "1", "VLLM_USE_FLASHINFER_SAMPLER": "0"}
 PATIENCE_S = 300  # for a wave to start
-STEPS = 60  # that a trace has
+STEPS = 40  # that a trace has
 METRICS = ("ttft", "tpot", "itl", "e2el")
 STATISTICS = ("mean", "median", "p50", "p90", "p95", "p99")
 TOTALS = (
@@ -126,15 +126,16 @@ class Server:
         """The parts of the steps of a bench, by a profiler's trace that begins when its servers' batch is full."""
         before = set(self.traces.glob("*.json*"))
 
-        def start() -> None:
-            time.sleep(bench.get("after_s", 2.0))
-            urlopen(Request(f"{self.process.url}/start_profile", method="POST"), timeout=60).read()
+        def profile(what: str) -> None:
+            with urlopen(Request(f"{self.process.url}/{what}_profile", method="POST"), timeout=120) as answer:
+                answer.read()
 
-        starting = Thread(target=start)
+        starting = Timer(1.0, profile, ["start"])
         starting.start()
         self.bench(bench | {"seed": 950 + seed}, 0)
         starting.join()
-        end = time.monotonic() + 40
+        profile("stop")
+        end = time.monotonic() + 90
         while not (new := set(self.traces.glob("*.json*")) - before) and time.monotonic() < end:
             time.sleep(0.5)
         time.sleep(1.0)  # until it is written whole
@@ -179,6 +180,8 @@ def sglang_bench(words: list[str], bench: dict[str, Any], url: str, path: Path) 
     given, sys.argv = sys.argv, ["serving", *words, *private, "--disable-tqdm", "--warmup-requests", "0"]
     try:
         serving.cli_main()
+    except SystemExit as stop:
+        raise ValueError(f"the bench ended with {stop}") from None
     finally:
         sys.argv = given
     result: dict[str, Any] = json.loads(path.read_text().splitlines()[-1])
