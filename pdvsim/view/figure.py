@@ -26,10 +26,10 @@ Alike = Literal["", "row", "all"]  # charts with one scale
 
 @contextmanager
 def styled() -> Iterator[None]:
-    """Context of the common style: seaborn's, as matplotlib has it."""
-    from matplotlib import style
+    """Context of the common style, which is seaborn's."""
+    from seaborn import axes_style, plotting_context
 
-    with style.context(["seaborn-v0_8-whitegrid", "seaborn-v0_8-notebook"]):
+    with axes_style("whitegrid"), plotting_context("notebook"):
         yield
 
 
