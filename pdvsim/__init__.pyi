@@ -31,19 +31,20 @@ def advise(
     acceptance_concentration: float | None = ..., synthetic_acceptance_rates: float | Sequence[float] = ...,
     acceptance_model: str | PathLike[str] | None = ..., acceptance_trace: str | PathLike[str] | None = ..., pair: str |
     PathLike[str] = ..., num_speculative_tokens: int | None = ..., drafter: Literal['model', 'pard', 'eagle3',
-    'p-eagle', 'dflash', 'dspark', 'mtp', 'ngram', 'suffix', 'none'] | None = ..., controller: Literal['fixed',
-    'feedback', 'goodput', 'table', 'adaptive-verification'] | None = ..., num_speculative_tokens_per_batch_size: str |
-    PathLike[str] | Sequence[str | PathLike[str]] = ..., adaptive_verification_profile_context_len: int = ...,
-    min_speculative_tokens: int | None = ..., max_speculative_tokens: int = ..., max_num_seqs: int | None = ...,
-    max_draft_batch: int | None = ..., max_verify_batch: int | None = ..., max_num_batched_tokens: int | None = ...,
-    attention_dp_timeout_iters: int | None = ..., attention_dp_batching_wait_iters: int = ..., max_prompts_per_forward:
-    int | None = ..., async_scheduling: bool | None = ..., enforce_eager: bool = ..., kv_cache: Literal['paged',
-    'reserved'] = ..., enable_prefix_caching: bool = ..., quantization: Literal['fp8'] | None = ..., kv_cache_dtype:
-    Literal['auto', 'fp8'] = ..., expert_overlap: float | None = ..., num_workers: int = ..., max_decode_queue: int =
-    ..., verify_gather: Literal['auto', 'always', 'never'] = ..., admission_factor: float = ..., hybrid_threshold: int
-    = ..., ahead_fan: int | None = ..., priority: Literal['none', 'stream', 'dynamic', 'preemptive', 'partition'] =
-    ..., gpu: str | PathLike[str] = ..., profile: str | PathLike[str] | None = ..., machine: str | PathLike[str] | None
-    = ..., engine: str | PathLike[str] | None = ..., contention: Literal['fluid', 'serial', 'max'] = ..., padding:
+    'p-eagle', 'dflash', 'dspark', 'mtp', 'ngram', 'suffix', 'none'] | None = ..., draft_vocab: int | None = ...,
+    controller: Literal['fixed', 'feedback', 'goodput', 'table', 'adaptive-verification'] | None = ...,
+    num_speculative_tokens_per_batch_size: str | PathLike[str] | Sequence[str | PathLike[str]] = ...,
+    adaptive_verification_profile_context_len: int = ..., min_speculative_tokens: int | None = ...,
+    max_speculative_tokens: int = ..., max_num_seqs: int | None = ..., max_draft_batch: int | None = ...,
+    max_verify_batch: int | None = ..., max_num_batched_tokens: int | None = ..., attention_dp_timeout_iters: int |
+    None = ..., attention_dp_batching_wait_iters: int = ..., max_prompts_per_forward: int | None = ...,
+    async_scheduling: bool | None = ..., enforce_eager: bool = ..., kv_cache: Literal['paged', 'reserved'] = ...,
+    enable_prefix_caching: bool = ..., quantization: Literal['fp8'] | None = ..., kv_cache_dtype: Literal['auto',
+    'fp8'] = ..., expert_overlap: float | None = ..., num_workers: int = ..., max_decode_queue: int = ...,
+    verify_gather: Literal['auto', 'always', 'never'] = ..., admission_factor: float = ..., hybrid_threshold: int =
+    ..., ahead_fan: int | None = ..., priority: Literal['none', 'stream', 'dynamic', 'preemptive', 'partition'] = ...,
+    gpu: str | PathLike[str] = ..., profile: str | PathLike[str] | None = ..., machine: str | PathLike[str] | None =
+    ..., engine: str | PathLike[str] | None = ..., contention: Literal['fluid', 'serial', 'max'] = ..., padding:
     Literal['profile', 'vllm', 'sglang', 'tensorrt-llm'] = ..., gpu_memory_utilization: float = ...,
     kv_capacity_tokens: int | None = ..., kv_offload_gb: float = ..., kv_offload_ssd_gb: float = ..., kv_offload_link:
     Literal['pcie5', 'pcie4'] = ..., tensor_parallel_size: int = ..., draft_tensor_parallel_size: int | None = ...,
@@ -116,19 +117,20 @@ def capacity(
     acceptance_concentration: float | None = ..., synthetic_acceptance_rates: float | Sequence[float] = ...,
     acceptance_model: str | PathLike[str] | None = ..., acceptance_trace: str | PathLike[str] | None = ..., pair: str |
     PathLike[str] = ..., num_speculative_tokens: int | None = ..., drafter: Literal['model', 'pard', 'eagle3',
-    'p-eagle', 'dflash', 'dspark', 'mtp', 'ngram', 'suffix', 'none'] | None = ..., controller: Literal['fixed',
-    'feedback', 'goodput', 'table', 'adaptive-verification'] | None = ..., num_speculative_tokens_per_batch_size: str |
-    PathLike[str] | Sequence[str | PathLike[str]] = ..., adaptive_verification_profile_context_len: int = ...,
-    min_speculative_tokens: int | None = ..., max_speculative_tokens: int = ..., max_num_seqs: int | None = ...,
-    max_draft_batch: int | None = ..., max_verify_batch: int | None = ..., max_num_batched_tokens: int | None = ...,
-    attention_dp_timeout_iters: int | None = ..., attention_dp_batching_wait_iters: int = ..., max_prompts_per_forward:
-    int | None = ..., async_scheduling: bool | None = ..., enforce_eager: bool = ..., kv_cache: Literal['paged',
-    'reserved'] = ..., enable_prefix_caching: bool = ..., quantization: Literal['fp8'] | None = ..., kv_cache_dtype:
-    Literal['auto', 'fp8'] = ..., expert_overlap: float | None = ..., num_workers: int = ..., max_decode_queue: int =
-    ..., verify_gather: Literal['auto', 'always', 'never'] = ..., admission_factor: float = ..., hybrid_threshold: int
-    = ..., ahead_fan: int | None = ..., priority: Literal['none', 'stream', 'dynamic', 'preemptive', 'partition'] =
-    ..., gpu: str | PathLike[str] = ..., profile: str | PathLike[str] | None = ..., machine: str | PathLike[str] | None
-    = ..., engine: str | PathLike[str] | None = ..., contention: Literal['fluid', 'serial', 'max'] = ..., padding:
+    'p-eagle', 'dflash', 'dspark', 'mtp', 'ngram', 'suffix', 'none'] | None = ..., draft_vocab: int | None = ...,
+    controller: Literal['fixed', 'feedback', 'goodput', 'table', 'adaptive-verification'] | None = ...,
+    num_speculative_tokens_per_batch_size: str | PathLike[str] | Sequence[str | PathLike[str]] = ...,
+    adaptive_verification_profile_context_len: int = ..., min_speculative_tokens: int | None = ...,
+    max_speculative_tokens: int = ..., max_num_seqs: int | None = ..., max_draft_batch: int | None = ...,
+    max_verify_batch: int | None = ..., max_num_batched_tokens: int | None = ..., attention_dp_timeout_iters: int |
+    None = ..., attention_dp_batching_wait_iters: int = ..., max_prompts_per_forward: int | None = ...,
+    async_scheduling: bool | None = ..., enforce_eager: bool = ..., kv_cache: Literal['paged', 'reserved'] = ...,
+    enable_prefix_caching: bool = ..., quantization: Literal['fp8'] | None = ..., kv_cache_dtype: Literal['auto',
+    'fp8'] = ..., expert_overlap: float | None = ..., num_workers: int = ..., max_decode_queue: int = ...,
+    verify_gather: Literal['auto', 'always', 'never'] = ..., admission_factor: float = ..., hybrid_threshold: int =
+    ..., ahead_fan: int | None = ..., priority: Literal['none', 'stream', 'dynamic', 'preemptive', 'partition'] = ...,
+    gpu: str | PathLike[str] = ..., profile: str | PathLike[str] | None = ..., machine: str | PathLike[str] | None =
+    ..., engine: str | PathLike[str] | None = ..., contention: Literal['fluid', 'serial', 'max'] = ..., padding:
     Literal['profile', 'vllm', 'sglang', 'tensorrt-llm'] = ..., gpu_memory_utilization: float = ...,
     kv_capacity_tokens: int | None = ..., kv_offload_gb: float = ..., kv_offload_ssd_gb: float = ..., kv_offload_link:
     Literal['pcie5', 'pcie4'] = ..., tensor_parallel_size: int = ..., draft_tensor_parallel_size: int | None = ...,
@@ -195,30 +197,31 @@ def draft_table(
     acceptance_concentration: float | None = ..., synthetic_acceptance_rates: float | Sequence[float] = ...,
     acceptance_model: str | PathLike[str] | None = ..., acceptance_trace: str | PathLike[str] | None = ..., pair: str |
     PathLike[str] = ..., drafter: Literal['model', 'pard', 'eagle3', 'p-eagle', 'dflash', 'dspark', 'mtp', 'ngram',
-    'suffix', 'none'] | None = ..., max_num_seqs: int = ..., max_draft_batch: int | None = ..., max_verify_batch: int |
-    None = ..., max_num_batched_tokens: int | None = ..., attention_dp_timeout_iters: int | None = ...,
-    attention_dp_batching_wait_iters: int = ..., max_prompts_per_forward: int | None = ..., async_scheduling: bool |
-    None = ..., enforce_eager: bool = ..., kv_cache: Literal['paged', 'reserved'] = ..., enable_prefix_caching: bool =
-    ..., quantization: Literal['fp8'] | None = ..., kv_cache_dtype: Literal['auto', 'fp8'] = ..., expert_overlap: float
-    | None = ..., num_workers: int = ..., max_decode_queue: int = ..., verify_gather: Literal['auto', 'always',
-    'never'] = ..., admission_factor: float = ..., hybrid_threshold: int = ..., ahead_fan: int | None = ..., priority:
-    Literal['none', 'stream', 'dynamic', 'preemptive', 'partition'] = ..., gpu: str | PathLike[str] = ..., profile: str
-    | PathLike[str] | None = ..., machine: str | PathLike[str] | None = ..., contention: Literal['fluid', 'serial',
-    'max'] = ..., gpu_memory_utilization: float = ..., kv_capacity_tokens: int | None = ..., kv_offload_gb: float =
-    ..., kv_offload_ssd_gb: float = ..., kv_offload_link: Literal['pcie5', 'pcie4'] = ..., tensor_parallel_size: int =
-    ..., draft_tensor_parallel_size: int | None = ..., data_parallel_size: int = ..., enable_expert_parallel: bool =
-    ..., all2all_backend: Literal['allgather_reducescatter', 'deepep_low_latency', 'deepep_high_throughput',
-    'flashinfer_nvlink_two_sided'] | None = ..., enable_eplb: bool = ..., num_redundant_experts: int = ..., place: str
-    | PathLike[str] | Sequence[str | PathLike[str]] = ..., disaggregate: str | PathLike[str] | None = ...,
-    prefill_tensor_parallel_size: int | None = ..., prefill_data_parallel_size: int | None = ..., kv_link:
-    Literal['nvlink4', 'nvlink5', 'pcie5', 'pcie4', 'infiniband-xdr', '400gbe', '100gbe'] | None = ..., kv_transfer:
-    Literal['layers', 'prompt'] = ..., draft_kv: Literal['sent', 'recomputed'] = ..., cards: str | PathLike[str] |
-    Sequence[str | PathLike[str]] = ..., link: Literal['nvlink4', 'nvlink5', 'pcie5', 'pcie4', 'infiniband-xdr',
-    '400gbe', '100gbe'] = ..., replicas: int = ..., router: Literal['round-robin', 'least-loaded', 'random',
-    'prefix-aware'] = ..., host: Literal['measured', 'polling', 'python-threads'] = ..., launch_s: float | None = ...,
-    completion_s: float | None = ..., handoff_s: float | None = ..., model: str | PathLike[str] | None = ...,
-    random_prefix_len: int | None = ..., prefix_repetition_prefix_len: int | None = ..., prefix_repetition_suffix_len:
-    int | None = ..., prefix_repetition_num_prefixes: int | None = ..., prefix_repetition_output_len: int | None = ...,
+    'suffix', 'none'] | None = ..., draft_vocab: int | None = ..., max_num_seqs: int = ..., max_draft_batch: int | None
+    = ..., max_verify_batch: int | None = ..., max_num_batched_tokens: int | None = ..., attention_dp_timeout_iters:
+    int | None = ..., attention_dp_batching_wait_iters: int = ..., max_prompts_per_forward: int | None = ...,
+    async_scheduling: bool | None = ..., enforce_eager: bool = ..., kv_cache: Literal['paged', 'reserved'] = ...,
+    enable_prefix_caching: bool = ..., quantization: Literal['fp8'] | None = ..., kv_cache_dtype: Literal['auto',
+    'fp8'] = ..., expert_overlap: float | None = ..., num_workers: int = ..., max_decode_queue: int = ...,
+    verify_gather: Literal['auto', 'always', 'never'] = ..., admission_factor: float = ..., hybrid_threshold: int =
+    ..., ahead_fan: int | None = ..., priority: Literal['none', 'stream', 'dynamic', 'preemptive', 'partition'] = ...,
+    gpu: str | PathLike[str] = ..., profile: str | PathLike[str] | None = ..., machine: str | PathLike[str] | None =
+    ..., contention: Literal['fluid', 'serial', 'max'] = ..., gpu_memory_utilization: float = ..., kv_capacity_tokens:
+    int | None = ..., kv_offload_gb: float = ..., kv_offload_ssd_gb: float = ..., kv_offload_link: Literal['pcie5',
+    'pcie4'] = ..., tensor_parallel_size: int = ..., draft_tensor_parallel_size: int | None = ..., data_parallel_size:
+    int = ..., enable_expert_parallel: bool = ..., all2all_backend: Literal['allgather_reducescatter',
+    'deepep_low_latency', 'deepep_high_throughput', 'flashinfer_nvlink_two_sided'] | None = ..., enable_eplb: bool =
+    ..., num_redundant_experts: int = ..., place: str | PathLike[str] | Sequence[str | PathLike[str]] = ...,
+    disaggregate: str | PathLike[str] | None = ..., prefill_tensor_parallel_size: int | None = ...,
+    prefill_data_parallel_size: int | None = ..., kv_link: Literal['nvlink4', 'nvlink5', 'pcie5', 'pcie4',
+    'infiniband-xdr', '400gbe', '100gbe'] | None = ..., kv_transfer: Literal['layers', 'prompt'] = ..., draft_kv:
+    Literal['sent', 'recomputed'] = ..., cards: str | PathLike[str] | Sequence[str | PathLike[str]] = ..., link:
+    Literal['nvlink4', 'nvlink5', 'pcie5', 'pcie4', 'infiniband-xdr', '400gbe', '100gbe'] = ..., replicas: int = ...,
+    router: Literal['round-robin', 'least-loaded', 'random', 'prefix-aware'] = ..., host: Literal['measured',
+    'polling', 'python-threads'] = ..., launch_s: float | None = ..., completion_s: float | None = ..., handoff_s:
+    float | None = ..., model: str | PathLike[str] | None = ..., random_prefix_len: int | None = ...,
+    prefix_repetition_prefix_len: int | None = ..., prefix_repetition_suffix_len: int | None = ...,
+    prefix_repetition_num_prefixes: int | None = ..., prefix_repetition_output_len: int | None = ...,
 ) -> DraftTable:
     """Find the best draft length for each batch size by simulation, as a table for vLLM, SGLang or TensorRT-LLM.
 
@@ -262,19 +265,19 @@ def run(
     float | None = ..., synthetic_acceptance_rates: float | Sequence[float] = ..., acceptance_model: str |
     PathLike[str] | None = ..., acceptance_trace: str | PathLike[str] | None = ..., pair: str | PathLike[str] = ...,
     num_speculative_tokens: int = ..., drafter: Literal['model', 'pard', 'eagle3', 'p-eagle', 'dflash', 'dspark',
-    'mtp', 'ngram', 'suffix', 'none'] | None = ..., controller: Literal['fixed', 'feedback', 'goodput', 'table',
-    'adaptive-verification'] = ..., num_speculative_tokens_per_batch_size: str | PathLike[str] | Sequence[str |
-    PathLike[str]] = ..., adaptive_verification_profile_context_len: int = ..., min_speculative_tokens: int | None =
-    ..., max_speculative_tokens: int = ..., max_num_seqs: int = ..., max_draft_batch: int | None = ...,
-    max_verify_batch: int | None = ..., max_num_batched_tokens: int | None = ..., attention_dp_timeout_iters: int |
-    None = ..., attention_dp_batching_wait_iters: int = ..., max_prompts_per_forward: int | None = ...,
-    async_scheduling: bool | None = ..., enforce_eager: bool = ..., kv_cache: Literal['paged', 'reserved'] = ...,
-    enable_prefix_caching: bool = ..., quantization: Literal['fp8'] | None = ..., kv_cache_dtype: Literal['auto',
-    'fp8'] = ..., expert_overlap: float | None = ..., num_workers: int = ..., max_decode_queue: int = ...,
-    verify_gather: Literal['auto', 'always', 'never'] = ..., admission_factor: float = ..., hybrid_threshold: int =
-    ..., ahead_fan: int | None = ..., priority: Literal['none', 'stream', 'dynamic', 'preemptive', 'partition'] = ...,
-    gpu: str | PathLike[str] = ..., profile: str | PathLike[str] | None = ..., machine: str | PathLike[str] | None =
-    ..., engine: str | PathLike[str] | None = ..., band: bool = ..., contention: Literal['fluid', 'serial', 'max'] =
+    'mtp', 'ngram', 'suffix', 'none'] | None = ..., draft_vocab: int | None = ..., controller: Literal['fixed',
+    'feedback', 'goodput', 'table', 'adaptive-verification'] = ..., num_speculative_tokens_per_batch_size: str |
+    PathLike[str] | Sequence[str | PathLike[str]] = ..., adaptive_verification_profile_context_len: int = ...,
+    min_speculative_tokens: int | None = ..., max_speculative_tokens: int = ..., max_num_seqs: int = ...,
+    max_draft_batch: int | None = ..., max_verify_batch: int | None = ..., max_num_batched_tokens: int | None = ...,
+    attention_dp_timeout_iters: int | None = ..., attention_dp_batching_wait_iters: int = ..., max_prompts_per_forward:
+    int | None = ..., async_scheduling: bool | None = ..., enforce_eager: bool = ..., kv_cache: Literal['paged',
+    'reserved'] = ..., enable_prefix_caching: bool = ..., quantization: Literal['fp8'] | None = ..., kv_cache_dtype:
+    Literal['auto', 'fp8'] = ..., expert_overlap: float | None = ..., num_workers: int = ..., max_decode_queue: int =
+    ..., verify_gather: Literal['auto', 'always', 'never'] = ..., admission_factor: float = ..., hybrid_threshold: int
+    = ..., ahead_fan: int | None = ..., priority: Literal['none', 'stream', 'dynamic', 'preemptive', 'partition'] =
+    ..., gpu: str | PathLike[str] = ..., profile: str | PathLike[str] | None = ..., machine: str | PathLike[str] | None
+    = ..., engine: str | PathLike[str] | None = ..., band: bool = ..., contention: Literal['fluid', 'serial', 'max'] =
     ..., padding: Literal['profile', 'vllm', 'sglang', 'tensorrt-llm'] = ..., gpu_memory_utilization: float = ...,
     kv_capacity_tokens: int | None = ..., kv_offload_gb: float = ..., kv_offload_ssd_gb: float = ..., kv_offload_link:
     Literal['pcie5', 'pcie4'] = ..., tensor_parallel_size: int = ..., draft_tensor_parallel_size: int | None = ...,
@@ -342,8 +345,8 @@ def speedup(
     Sequence[float] = ..., acceptance_model: str | PathLike[str] | None = ..., acceptance_trace: str | PathLike[str] |
     None = ..., pair: str | PathLike[str] = ..., num_speculative_tokens: int | Sequence[int] = ..., drafter:
     Literal['model', 'pard', 'eagle3', 'p-eagle', 'dflash', 'dspark', 'mtp', 'ngram', 'suffix', 'none'] | None = ...,
-    max_num_seqs: int = ..., max_draft_batch: int | None = ..., max_verify_batch: int | None = ...,
-    max_num_batched_tokens: int | None = ..., attention_dp_timeout_iters: int | None = ...,
+    draft_vocab: int | None = ..., max_num_seqs: int = ..., max_draft_batch: int | None = ..., max_verify_batch: int |
+    None = ..., max_num_batched_tokens: int | None = ..., attention_dp_timeout_iters: int | None = ...,
     attention_dp_batching_wait_iters: int = ..., max_prompts_per_forward: int | None = ..., async_scheduling: bool |
     None = ..., enforce_eager: bool = ..., kv_cache: Literal['paged', 'reserved'] = ..., enable_prefix_caching: bool =
     ..., quantization: Literal['fp8'] | None = ..., kv_cache_dtype: Literal['auto', 'fp8'] = ..., expert_overlap: float
@@ -415,36 +418,37 @@ def sweep(
     float | Sequence[float] = ..., acceptance_model: str | PathLike[str] | None = ..., acceptance_trace: str |
     PathLike[str] | None = ..., pair: str | PathLike[str] = ..., num_speculative_tokens: int = ..., drafter:
     Literal['model', 'pard', 'eagle3', 'p-eagle', 'dflash', 'dspark', 'mtp', 'ngram', 'suffix', 'none'] | None = ...,
-    controller: Literal['fixed', 'feedback', 'goodput', 'table', 'adaptive-verification'] = ...,
-    num_speculative_tokens_per_batch_size: str | PathLike[str] | Sequence[str | PathLike[str]] = ...,
-    adaptive_verification_profile_context_len: int = ..., min_speculative_tokens: int | None = ...,
-    max_speculative_tokens: int = ..., max_num_seqs: int = ..., max_draft_batch: int | None = ..., max_verify_batch:
-    int | None = ..., max_num_batched_tokens: int | None = ..., attention_dp_timeout_iters: int | None = ...,
-    attention_dp_batching_wait_iters: int = ..., max_prompts_per_forward: int | None = ..., async_scheduling: bool |
-    None = ..., enforce_eager: bool = ..., kv_cache: Literal['paged', 'reserved'] = ..., enable_prefix_caching: bool =
-    ..., quantization: Literal['fp8'] | None = ..., kv_cache_dtype: Literal['auto', 'fp8'] = ..., expert_overlap: float
-    | None = ..., num_workers: int = ..., max_decode_queue: int = ..., verify_gather: Literal['auto', 'always',
-    'never'] = ..., admission_factor: float = ..., hybrid_threshold: int = ..., ahead_fan: int | None = ..., priority:
-    Literal['none', 'stream', 'dynamic', 'preemptive', 'partition'] = ..., gpu: str | PathLike[str] = ..., profile: str
-    | PathLike[str] | None = ..., machine: str | PathLike[str] | None = ..., engine: str | PathLike[str] | None = ...,
-    band: bool = ..., contention: Literal['fluid', 'serial', 'max'] = ..., padding: Literal['profile', 'vllm',
-    'sglang', 'tensorrt-llm'] = ..., gpu_memory_utilization: float = ..., kv_capacity_tokens: int | None = ...,
-    kv_offload_gb: float = ..., kv_offload_ssd_gb: float = ..., kv_offload_link: Literal['pcie5', 'pcie4'] = ...,
-    tensor_parallel_size: int = ..., draft_tensor_parallel_size: int | None = ..., data_parallel_size: int = ...,
-    enable_expert_parallel: bool = ..., all2all_backend: Literal['allgather_reducescatter', 'deepep_low_latency',
-    'deepep_high_throughput', 'flashinfer_nvlink_two_sided'] | None = ..., enable_eplb: bool = ...,
-    num_redundant_experts: int = ..., place: str | PathLike[str] | Sequence[str | PathLike[str]] = ..., disaggregate:
-    str | PathLike[str] | None = ..., prefill_tensor_parallel_size: int | None = ..., prefill_data_parallel_size: int |
-    None = ..., kv_link: Literal['nvlink4', 'nvlink5', 'pcie5', 'pcie4', 'infiniband-xdr', '400gbe', '100gbe'] | None =
-    ..., kv_transfer: Literal['layers', 'prompt'] = ..., draft_kv: Literal['sent', 'recomputed'] = ..., cards: str |
-    PathLike[str] | Sequence[str | PathLike[str]] = ..., link: Literal['nvlink4', 'nvlink5', 'pcie5', 'pcie4',
-    'infiniband-xdr', '400gbe', '100gbe'] = ..., replicas: int = ..., router: Literal['round-robin', 'least-loaded',
-    'random', 'prefix-aware'] = ..., host: Literal['measured', 'polling', 'python-threads'] = ..., launch_s: float |
-    None = ..., completion_s: float | None = ..., handoff_s: float | None = ..., goodput: str | PathLike[str] |
-    Sequence[str | PathLike[str]] = ..., metric_percentiles: float | Sequence[float] = ..., warmup_requests: int = ...,
-    steady: bool = ..., detailed: bool = ..., model: str | PathLike[str] | None = ..., random_prefix_len: int | None =
-    ..., prefix_repetition_prefix_len: int | None = ..., prefix_repetition_suffix_len: int | None = ...,
-    prefix_repetition_num_prefixes: int | None = ..., prefix_repetition_output_len: int | None = ...,
+    draft_vocab: int | None = ..., controller: Literal['fixed', 'feedback', 'goodput', 'table',
+    'adaptive-verification'] = ..., num_speculative_tokens_per_batch_size: str | PathLike[str] | Sequence[str |
+    PathLike[str]] = ..., adaptive_verification_profile_context_len: int = ..., min_speculative_tokens: int | None =
+    ..., max_speculative_tokens: int = ..., max_num_seqs: int = ..., max_draft_batch: int | None = ...,
+    max_verify_batch: int | None = ..., max_num_batched_tokens: int | None = ..., attention_dp_timeout_iters: int |
+    None = ..., attention_dp_batching_wait_iters: int = ..., max_prompts_per_forward: int | None = ...,
+    async_scheduling: bool | None = ..., enforce_eager: bool = ..., kv_cache: Literal['paged', 'reserved'] = ...,
+    enable_prefix_caching: bool = ..., quantization: Literal['fp8'] | None = ..., kv_cache_dtype: Literal['auto',
+    'fp8'] = ..., expert_overlap: float | None = ..., num_workers: int = ..., max_decode_queue: int = ...,
+    verify_gather: Literal['auto', 'always', 'never'] = ..., admission_factor: float = ..., hybrid_threshold: int =
+    ..., ahead_fan: int | None = ..., priority: Literal['none', 'stream', 'dynamic', 'preemptive', 'partition'] = ...,
+    gpu: str | PathLike[str] = ..., profile: str | PathLike[str] | None = ..., machine: str | PathLike[str] | None =
+    ..., engine: str | PathLike[str] | None = ..., band: bool = ..., contention: Literal['fluid', 'serial', 'max'] =
+    ..., padding: Literal['profile', 'vllm', 'sglang', 'tensorrt-llm'] = ..., gpu_memory_utilization: float = ...,
+    kv_capacity_tokens: int | None = ..., kv_offload_gb: float = ..., kv_offload_ssd_gb: float = ..., kv_offload_link:
+    Literal['pcie5', 'pcie4'] = ..., tensor_parallel_size: int = ..., draft_tensor_parallel_size: int | None = ...,
+    data_parallel_size: int = ..., enable_expert_parallel: bool = ..., all2all_backend:
+    Literal['allgather_reducescatter', 'deepep_low_latency', 'deepep_high_throughput', 'flashinfer_nvlink_two_sided'] |
+    None = ..., enable_eplb: bool = ..., num_redundant_experts: int = ..., place: str | PathLike[str] | Sequence[str |
+    PathLike[str]] = ..., disaggregate: str | PathLike[str] | None = ..., prefill_tensor_parallel_size: int | None =
+    ..., prefill_data_parallel_size: int | None = ..., kv_link: Literal['nvlink4', 'nvlink5', 'pcie5', 'pcie4',
+    'infiniband-xdr', '400gbe', '100gbe'] | None = ..., kv_transfer: Literal['layers', 'prompt'] = ..., draft_kv:
+    Literal['sent', 'recomputed'] = ..., cards: str | PathLike[str] | Sequence[str | PathLike[str]] = ..., link:
+    Literal['nvlink4', 'nvlink5', 'pcie5', 'pcie4', 'infiniband-xdr', '400gbe', '100gbe'] = ..., replicas: int = ...,
+    router: Literal['round-robin', 'least-loaded', 'random', 'prefix-aware'] = ..., host: Literal['measured',
+    'polling', 'python-threads'] = ..., launch_s: float | None = ..., completion_s: float | None = ..., handoff_s:
+    float | None = ..., goodput: str | PathLike[str] | Sequence[str | PathLike[str]] = ..., metric_percentiles: float |
+    Sequence[float] = ..., warmup_requests: int = ..., steady: bool = ..., detailed: bool = ..., model: str |
+    PathLike[str] | None = ..., random_prefix_len: int | None = ..., prefix_repetition_prefix_len: int | None = ...,
+    prefix_repetition_suffix_len: int | None = ..., prefix_repetition_num_prefixes: int | None = ...,
+    prefix_repetition_output_len: int | None = ...,
 ) -> SweepPoints:
     """Simulate loads x architectures x varied flags x replications on all cores; print tables, save rows and a plot.
 
@@ -499,15 +503,16 @@ def validate(
     = ..., acceptance_concentration: float | None = ..., synthetic_acceptance_rates: float | Sequence[float] = ...,
     acceptance_model: str | PathLike[str] | None = ..., acceptance_trace: str | PathLike[str] | None = ...,
     num_speculative_tokens: int | None = ..., drafter: Literal['model', 'pard', 'eagle3', 'p-eagle', 'dflash',
-    'dspark', 'mtp', 'ngram', 'suffix', 'none'] | None = ..., controller: Literal['fixed', 'feedback', 'goodput',
-    'table', 'adaptive-verification'] = ..., num_speculative_tokens_per_batch_size: str | PathLike[str] | Sequence[str
-    | PathLike[str]] = ..., adaptive_verification_profile_context_len: int = ..., min_speculative_tokens: int | None =
-    ..., max_speculative_tokens: int = ..., max_num_seqs: int = ..., max_draft_batch: int | None = ...,
-    max_verify_batch: int | None = ..., max_num_batched_tokens: int = ..., attention_dp_timeout_iters: int | None =
-    ..., attention_dp_batching_wait_iters: int = ..., max_prompts_per_forward: int | None = ..., async_scheduling: bool
-    | None = ..., enforce_eager: bool = ..., kv_cache: Literal['paged', 'reserved'] = ..., enable_prefix_caching: bool
-    = ..., quantization: Literal['fp8'] | None = ..., kv_cache_dtype: Literal['auto', 'fp8'] = ..., expert_overlap:
-    float | None = ..., num_workers: int = ..., max_decode_queue: int = ..., verify_gather: Literal['auto', 'always',
+    'dspark', 'mtp', 'ngram', 'suffix', 'none'] | None = ..., draft_vocab: int | None = ..., controller:
+    Literal['fixed', 'feedback', 'goodput', 'table', 'adaptive-verification'] = ...,
+    num_speculative_tokens_per_batch_size: str | PathLike[str] | Sequence[str | PathLike[str]] = ...,
+    adaptive_verification_profile_context_len: int = ..., min_speculative_tokens: int | None = ...,
+    max_speculative_tokens: int = ..., max_num_seqs: int = ..., max_draft_batch: int | None = ..., max_verify_batch:
+    int | None = ..., max_num_batched_tokens: int = ..., attention_dp_timeout_iters: int | None = ...,
+    attention_dp_batching_wait_iters: int = ..., max_prompts_per_forward: int | None = ..., async_scheduling: bool |
+    None = ..., enforce_eager: bool = ..., kv_cache: Literal['paged', 'reserved'] = ..., enable_prefix_caching: bool =
+    ..., quantization: Literal['fp8'] | None = ..., kv_cache_dtype: Literal['auto', 'fp8'] = ..., expert_overlap: float
+    | None = ..., num_workers: int = ..., max_decode_queue: int = ..., verify_gather: Literal['auto', 'always',
     'never'] = ..., admission_factor: float = ..., hybrid_threshold: int = ..., ahead_fan: int | None = ..., priority:
     Literal['none', 'stream', 'dynamic', 'preemptive', 'partition'] = ..., gpu: str | PathLike[str] = ..., profile: str
     | PathLike[str] | None = ..., machine: str | PathLike[str] | None = ..., engine: str | PathLike[str] | None = ...,
@@ -567,8 +572,8 @@ def winner_map(
     float | None = ..., acceptance_concentration: float | None = ..., synthetic_acceptance_rates: float |
     Sequence[float] = ..., acceptance_model: str | PathLike[str] | None = ..., acceptance_trace: str | PathLike[str] |
     None = ..., pair: str | PathLike[str] = ..., num_speculative_tokens: int | None = ..., drafter: Literal['model',
-    'pard', 'eagle3', 'p-eagle', 'dflash', 'dspark', 'mtp', 'ngram', 'suffix', 'none'] | None = ..., controller:
-    Literal['fixed', 'feedback', 'goodput', 'table', 'adaptive-verification'] | None = ...,
+    'pard', 'eagle3', 'p-eagle', 'dflash', 'dspark', 'mtp', 'ngram', 'suffix', 'none'] | None = ..., draft_vocab: int |
+    None = ..., controller: Literal['fixed', 'feedback', 'goodput', 'table', 'adaptive-verification'] | None = ...,
     num_speculative_tokens_per_batch_size: str | PathLike[str] | Sequence[str | PathLike[str]] = ...,
     adaptive_verification_profile_context_len: int = ..., min_speculative_tokens: int | None = ...,
     max_speculative_tokens: int = ..., max_num_seqs: int | None = ..., max_draft_batch: int | None = ...,

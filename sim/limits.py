@@ -104,6 +104,7 @@ class Fact(StrEnum):
     """What no option of an experiment states alone, in the words of a refusal; `relevance` has their rules."""
 
     DRAFTS = "an architecture that drafts, with a drafter"
+    EAGLE = "an architecture that drafts, with an EAGLE-3 or P-EAGLE head"
     DRAFTS_ON_GPU = "an architecture that drafts, with a drafter on the GPU"
     STREAMS = "an architecture whose lanes have their own streams"
     PRIORITISED = f"{STREAMS} and --contention fluid (none, dynamic: or serial)"

@@ -25,6 +25,7 @@ from pdvsim.sim.engines.served import unknown_head
 from pdvsim.sim.limits import Fact, Of, hints_of, no_effect, of
 from pdvsim.sim.models.names import Doubt, Note
 from pdvsim.sim.models.presets import HEADS, pair, same_vocabulary
+from pdvsim.sim.models.specs import OWN_PROJECTION
 from pdvsim.sim.policies import ARCHS, policy_of
 from pdvsim.sim.prices.cards import NO_NVLINK, gpu
 from pdvsim.sim.prices.options import SERVED
@@ -51,6 +52,7 @@ def _schedules(e: Experiment) -> bool:
 
 RULES: dict[str, Callable[[Experiment], bool]] = {
     Fact.DRAFTS: lambda e: e.has_drafter,
+    Fact.EAGLE: lambda e: e.has_drafter and e.server.drafted_by in OWN_PROJECTION,
     Fact.DRAFTS_ON_GPU: lambda e: e.has_drafter and e.server.drafted_by not in LOOKED_UP,
     Fact.STREAMS: lambda e: len(policy_of(e.arch).lane_names()) > 1 and e.sides is None,
     Fact.PREFILL_LANE: lambda e: policy_of(e.arch).workers == "lanes",

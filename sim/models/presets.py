@@ -34,7 +34,7 @@ from pdvsim.sim.models.configs import from_config as from_config
 from pdvsim.sim.models.configs import read_config as read_config
 from pdvsim.sim.models.layers import All2All
 from pdvsim.sim.models.names import CHECKPOINTS, WITH_MTP, model_name, unknown
-from pdvsim.sim.models.specs import HeadKind, ModelSpec, Pair
+from pdvsim.sim.models.specs import OWN_PROJECTION, HeadKind, ModelSpec, Pair
 from pdvsim.sim.reading import error_text
 
 HEADS: tuple[HeadKind, ...] = ("eagle3", "p-eagle", "dflash", "dspark", "mtp")
@@ -158,13 +158,20 @@ def drafter(kind: DrafterKind, target: ModelSpec) -> ModelSpec:
     shape |= dict.fromkeys(("sparse", "compressed", "experts", "latent", "layer_bytes", "value_dim"))
     shape |= {"output_gate": False, "shared_keys": False, "gated": True}
     shape["intermediate"] = HEAD_SIZES.get(whole, target.intermediate)
-    if kind in ("eagle3", "p-eagle"):
+    if kind in OWN_PROJECTION:
         shape["vocab"] = min(DRAFT_VOCABULARIES.get(whole, DRAFT_VOCABULARY), target.vocab)
     if kind == "dflash":
         shape |= DFLASH_SIZES.get(whole, {})
     if target.latent is not None or compressed is not None:
         shape |= {"heads": target.hidden // HEAD_DIM, "kv_heads": HEAD_KV_HEADS, "head_dim": HEAD_DIM}
     return replace(target, **shape)
+
+
+def with_vocabulary(head: ModelSpec, tokens: int | None) -> ModelSpec:
+    """A head with that many draft tokens; None, and models that draft from their target's tokens: as they are."""
+    if tokens in (None, head.vocab) or head.kind not in OWN_PROJECTION:
+        return head
+    return replace(head, name=f"{head.name}/vocab{tokens}", vocab=tokens)
 
 
 @cache

@@ -23,7 +23,7 @@ from pdvsim.sim.limits import (
     check_ranges,
     of,
 )
-from pdvsim.sim.models.presets import drafted_by, drafter_kind, pair_name, with_fp8_target
+from pdvsim.sim.models.presets import drafted_by, drafter_kind, pair_name, with_fp8_target, with_vocabulary
 from pdvsim.sim.models.presets import pair as named_pair
 from pdvsim.sim.models.specs import ModelSpec, Pair
 
@@ -44,6 +44,9 @@ class Server:
     drafter: DrafterKind | None = None
     """Draft model, eagle3 or mtp head, ngram or suffix search, or none; in parallel: pard (a draft model), p-eagle or
     dflash or dspark (heads). Default: as in --pair."""
+    draft_vocab: Annotated[int | None, Range(2, 10_000_000), of(Fact.EAGLE)] = None
+    """Tokens that an EAGLE-3 or P-EAGLE head drafts from (draft_vocab_size of its config.json). Default: 32,000, as of
+    most published heads."""
     controller: Annotated[ControllerName, of(Fact.DRAFTS)] = "fixed"
     """How the draft length is chosen: fixed, feedback (PD-Verify paper), goodput (best by the latency model), table (by
     batch size, as in vLLM) or adaptive-verification (of k draft tokens the most promising are verified, as in vLLM)."""
@@ -155,7 +158,7 @@ class Server:
     def models(self) -> Pair:
         """The models of its pair, with KV cache and experts as its options say."""
         pair = named_pair(self.pair)
-        return Pair(self.served(pair.draft), self.served(pair.target))
+        return Pair(self.served(with_vocabulary(pair.draft, self.draft_vocab)), self.served(pair.target))
 
     def served(self, spec: ModelSpec) -> ModelSpec:
         """A model with KV cache and experts as the options say."""

@@ -10,6 +10,7 @@ import pytest
 from pdvsim.sim.assembly import ServerParts
 from pdvsim.sim.config import Acceptance, Experiment, Server, Traffic
 from pdvsim.sim.core import Request
+from pdvsim.sim.engines.profiles import engine_profile
 from pdvsim.sim.machine.kv import capacity_tokens
 from pdvsim.sim.models.presets import PRESETS, pair
 from pdvsim.sim.prices.profile import builtin, roofline
@@ -26,6 +27,19 @@ def serving(drafter: str, k: int = 4, **traffic: int) -> Experiment:
 
 
 # sizes ---------------------------------------------------------------------------------------------------------------
+
+
+def test_a_head_reads_the_draft_vocabulary_that_is_asked_for() -> None:
+    """Its output projection grows with it, and is predicted where 32,000 tokens were measured."""
+    named = "eagle3-llama-3.1-8b:llama-3.1-8b"
+    usual, wide = (Server(named, draft_vocab=tokens).models() for tokens in (None, 128_256))
+    assert (usual.draft.vocab, wide.draft.vocab, wide.target) == (32_000, 128_256, usual.target)
+    profiles = [engine_profile("vllm", "h200").covering(pair) for pair in (usual, wide)]
+    bytes_ = [one.cost_model(pair.draft).price(8).bytes_0 for one, pair in zip(profiles, (usual, wide), strict=True)]
+    assert bytes_[1] - bytes_[0] == pytest.approx(2 * 4096 * (128_256 - 32_000))
+    assert "transferred: eagle3" in builtin("h200").covering(wide).foundation
+    assert Server(named, draft_vocab=32_000).models() == usual
+    assert Server("mtp-llama-3.1-8b:llama-3.1-8b", draft_vocab=9_000).models().draft.vocab == 128_256
 
 
 def test_an_eagle3_head_has_the_published_matrices() -> None:
