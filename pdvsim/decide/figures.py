@@ -99,13 +99,12 @@ def _asked_line(advice: Advice) -> str:
 def _curves(flips: Flips, advice: Advice) -> Chart:
     """One curve per finalist."""
     probes, goal = sorted(flips.probes.items()), advice.question.goal
-    most = max(value.n for _, probe in probes for value in probe.values.values())
     curves = []
     styles = zip(advice.finalists.items(), itertools.cycle(MARKERS), itertools.cycle(DASHES), strict=False)
     for (name, candidate), marker, dash in styles:
         values = {at: probe.values[name] for at, probe in probes if name in probe.values}
         if values:
-            half = [value.half if value.n == most else 0.0 for value in values.values()]
+            half = [value.half if value.n >= advice.question.num_runs else 0.0 for value in values.values()]
             label = f"{name} ({advice.standing})" if name == advice.best else name
             curve = Curve(label, arch_colour(candidate.arch), list(values), [v.mean for v in values.values()], half)
             curves.append(replace(curve, hollow=[False] * len(values), marker=marker, dash=dash))
