@@ -232,7 +232,7 @@ def test_what_is_left_open_is_searched_on_seeds_of_its_own(
     assert main([command, *COMMANDS[command], *SMALL, "-o", str(tmp_path)]) == 0
     tried = [run for run in asked if run.traffic.seed >= APART]
     final = [run for run in asked if run.traffic.seed < APART]
-    assert {run.traffic.seed for run in tried} == {APART, APART + 1}
+    assert {APART} <= {run.traffic.seed for run in tried} <= {APART, APART + 1}  # the second where several are close
     seeds = {run.traffic.seed for run in final}
     assert seeds == set(range(len(seeds)))
     assert len(seeds) in ((5, 10, 20) if command == "advise" else (2,))  # advice adds seeds while that could decide
