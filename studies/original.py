@@ -33,7 +33,7 @@ from pdvsim.view.differences import colour_of
 from pdvsim.view.figure import chart_figure, new_figure, styled
 from pdvsim.view.report.sheet import Sheet
 from pdvsim.view.style import arch_colour, arch_marker
-from pdvsim.view.table import rows_table
+from pdvsim.view.table import TextTable
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -220,7 +220,7 @@ def original_text(rows: pd.DataFrame) -> str:
         f"{min(every):+.1%} to {max(every):+.1%}."
     )
     about = f"Throughput and P99 latency against {AGAINST}; a lead or a lag is over {LEAD:.0%}"
-    return "\n\n".join([claim, about, rows_table(lines)])
+    return "\n\n".join([claim, about, str(TextTable(lines))])
 
 
 def _levels(row: pd.Series[float]) -> str:

@@ -42,7 +42,7 @@ from pdvsim.sim.config import Acceptance, Arch, Experiment, Scoring, Server, Tra
 from pdvsim.sim.metrics.summary import summarise
 from pdvsim.sim.run import simulate
 from pdvsim.sim.workload.requests import make_requests
-from pdvsim.view.table import cell, rows_table
+from pdvsim.view.table import TextTable, cell
 
 RUNS = 4  # replications
 HEADLINE = "TinyLlama-TinyLlama"  # the label of the published +3265%
@@ -126,7 +126,7 @@ def fair_text(fair: Fair) -> str:
             rows[-1]["all tok/s by 60 s"] = cell(row.get("throughput_all_tokens"))
         rows[-1]["tok/s to the end"] = cell(row["output_throughput"])
         rows[-1] |= {"mean s": cell(row["mean_e2el_ms"] / 1e3), "P95 s": cell(row["p95_e2el_ms"] / 1e3)}
-    return rows_table(rows)
+    return str(TextTable(rows))
 
 
 def differences(published: Published, runs: int) -> dict[str, dict[str, float]]:
@@ -166,7 +166,7 @@ def main(table: TableName) -> None:
     if table == "model-comparison":
         print("Differences from three-way, added one by one: simulated over published latency, mean of all rows")
         explained = differences(published, RUNS).items()
-        print(rows_table([{"difference": what} | {arch: cell(x) for arch, x in by.items()} for what, by in explained]))
+        print(TextTable([{"difference": what} | {arch: cell(x) for arch, x in by.items()} for what, by in explained]))
     else:
         fair = fair_three_way if table == "three-way" else fair_poisson
         print(f"Scored fairly\n\n{fair_text(fair(published, RUNS))}")

@@ -204,7 +204,7 @@ class SweepCommand(Command, ExperimentOptions):
         for note in acceptance_notes(point.experiment for point in sweep.points() if point.experiment.speculates):
             print(note)
         if differences and self.verbose and sweep.num_runs > 1:
-            print("\n" + paired_table(differences, varied(frame)))
+            print(f"\n{paired_table(differences, varied(frame))}")
 
 
 assert DEFAULT_RATES == (1, 2, 4, 8, 16, 32, 64), "the help of --request-rate names the default loads"

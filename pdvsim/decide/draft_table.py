@@ -23,7 +23,7 @@ from pdvsim.sim.limits import DraftLength, LeastDraft, NumRuns, PartialShare, Ra
 from pdvsim.sim.prices.options import Padding
 from pdvsim.view.report.sheet import Showable
 from pdvsim.view.setting import acceptance_notes
-from pdvsim.view.table import rows_table
+from pdvsim.view.table import TextTable
 
 SIZES = Range(1, 4096)
 USUAL_LENGTH = 4
@@ -211,7 +211,7 @@ def ready(table: DraftTable) -> list[Block]:
     return TABLED[table.question.engine].table(roomed(of_table(table)))
 
 
-def _tiers(table: DraftTable) -> str:
+def _tiers(table: DraftTable) -> TextTable:
     against = f"over k={table.question.compared}"
     within = "not significant" if math.isnan(table.error) else f"within the profile's error (±{table.error:.1%})"
     rows = [
@@ -229,7 +229,7 @@ def _tiers(table: DraftTable) -> str:
         }
         for tier in table.tiers
     ]
-    return rows_table(rows)
+    return TextTable(rows)
 
 
 def _notes(table: DraftTable) -> list[str]:

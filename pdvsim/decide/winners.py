@@ -42,10 +42,10 @@ from pdvsim.decide.space import drafts_text, settings_text
 from pdvsim.decide.tune import Search, decided
 from pdvsim.sim.config import Arch, Experiment
 from pdvsim.sim.metrics.summary import percentile_name
-from pdvsim.view import table
 from pdvsim.view.comparison import comparison_table, most_outside, paired_table
-from pdvsim.view.report.sheet import PageSection
+from pdvsim.view.report.sheet import PageSection, Showable
 from pdvsim.view.setting import acceptance_notes
+from pdvsim.view.table import TextTable, span_text
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -230,7 +230,7 @@ def _cell_of(
     return Cell(load, place, chosen(contest, settings, grid.placed(load, place)), contest, overloaded, settings)
 
 
-def _lines(answer: WinnerMap) -> list[str]:
+def _lines(answer: WinnerMap) -> list[str | Showable]:
     grid = answer.grid
     unit = "req/s" if grid.request_rate else "concurrent"
     places = "pair (draft/target)" if grid.axis == "size" else grid.axis
@@ -243,7 +243,7 @@ def _lines(answer: WinnerMap) -> list[str]:
     confidence = contests[0].confidence if contests else math.nan
     served = (mine for cell in answer.cells for mine in cell.settings.values())
     return [
-        table.rows_table(rows),
+        TextTable(rows),
         f"best {NAMES[grid.goal.objective]} and its lead over the second, each at its best settings",
         f"compared: {', '.join(grid.archs)}",
         f"tie: no significant lead of the first, the simplest or the best, over the others{limits}",
@@ -266,7 +266,7 @@ def _without_drafts(answer: WinnerMap) -> list[str]:
 def confidence_text(answer: WinnerMap) -> str:
     """Number of seeds per cell, as a range, and the confidence."""
     counts = {cell.contest.seeds for cell in answer.cells if cell.contest} or {answer.grid.num_runs}
-    return f"{table.span_text(counts)} seeds per cell, paired; 95% confidence for the whole map"
+    return f"{span_text(counts)} seeds per cell, paired; 95% confidence for the whole map"
 
 
 def _won(cell: Cell | None) -> str:

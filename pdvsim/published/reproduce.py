@@ -17,7 +17,7 @@ from pdvsim.published import TableName
 from pdvsim.published.models import CalibratedModel, ComparisonModel, PoissonModel, ThreeWayModel
 from pdvsim.published.program import Score
 from pdvsim.published.tables import POISSON_PAIRS, SOURCE, Constant, Published
-from pdvsim.view.table import cell, grid, rows_table
+from pdvsim.view.table import TextTable, cell, grid
 
 
 @dataclass(frozen=True)
@@ -170,7 +170,7 @@ def reproduction_text(reproduction: Reproduction, every: bool = False) -> str:
     blocks = [
         f"{reproduction.table}: {SOURCE}, and a simulation of the programs",
         grid(["constant", "value", "meaning", "calibrated on"], constants),
-        rows_table(rows),
+        str(TextTable(rows)),
     ]
     return "\n\n".join(blocks if reproduction.interrupted else [*blocks, "\n".join(_verdict(reproduction))])
 

@@ -22,7 +22,6 @@ from pdvsim.view.table import (
     load_text,
     mean_of,
     missing,
-    rows_table,
 )
 
 LATENCIES = {
@@ -156,7 +155,7 @@ def most_outside(entries: Iterable[Mapping[str, Any]]) -> list[str]:
     return [f"{worst['arch']}, outside the measured range: {text}"] if text else []
 
 
-def paired_table(differences: Sequence[Mapping[str, Any]], varied: Sequence[str]) -> str:
+def paired_table(differences: Sequence[Mapping[str, Any]], varied: Sequence[str]) -> TextTable:
     """Relative gain of each architecture over the first, paired by seed."""
     rows = [
         {"metric": d["metric"], load_name(d["load_kind"]): load_text(d["load"])}
@@ -166,7 +165,7 @@ def paired_table(differences: Sequence[Mapping[str, Any]], varied: Sequence[str]
         for d in differences
     ]
     each = f", {differences[0]['confidence']:.2%} each" if "confidence" in differences[0] else ""
-    return f"Paired differences, same seeds, 95% confidence over replications{each}\n" + rows_table(rows)
+    return TextTable(rows, notes=[f"paired differences, same seeds, 95% confidence over replications{each}"])
 
 
 def profiles_table(document: Mapping[str, Any]) -> str:
@@ -178,13 +177,13 @@ def profiles_table(document: Mapping[str, Any]) -> str:
     return "\n\n".join(blocks)
 
 
-def points_table(rows: Sequence[Mapping[str, Any]]) -> str:
+def points_table(rows: Sequence[Mapping[str, Any]]) -> TextTable:
     """The points of a sweep, one row each."""
     shown = [
         {load_name(row["load_kind"]) if name == "load" else name: load_text(value) if name == "load" else _text(value)
          for name, value in row.items() if name not in ("load_kind", "run")} for row in rows
     ]  # fmt: skip
-    return rows_table(shown)
+    return TextTable(shown)
 
 
 def stability_text(entry: Mapping[str, Any]) -> str:

@@ -131,11 +131,6 @@ def load_text(load: float) -> str:
 # layout --------------------------------------------------------------------------------------------------------------
 
 
-def rows_table(rows: Sequence[TextRow]) -> str:
-    """Rows with the same keys as one grid that fits the terminal, the keys as its header."""
-    return "\n".join(fitted_table(rows, ()))
-
-
 def grid(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     """A table as wide as its cells, numbers right-aligned."""
     return "\n".join(_lines(header, rows, [""] * len(rows)))

@@ -22,7 +22,7 @@ from pdvsim.sim.workload.datasets import Trace
 from pdvsim.sim.workload.windows import TraceWindows, cut, time_text, time_unit
 from pdvsim.view.charts import Chart, Curve
 from pdvsim.view.figure import chart_figure
-from pdvsim.view.table import rows_table
+from pdvsim.view.table import TextTable
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -114,7 +114,7 @@ class TraceAccount:
             {"": name.replace("_", " ")} | {key: f"{value:,.{most}f}" for key, value in summary[name].items()}
             for name, most in DIGITS.items() if name in summary
         ]  # fmt: skip
-        lines.append(rows_table(rows))
+        lines.append(str(TextTable(rows)))
         if "length_correlation" in summary:
             lines.append(f"correlation of prompt and output: {summary['length_correlation']:+.2f}")
         if (windows := self.windows) is not None and len(windows.parts) > 1:
