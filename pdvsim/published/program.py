@@ -15,14 +15,14 @@ from collections import deque
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import simpy
 from numpy.typing import NDArray
 from simpy.events import Event
 
-from pdvsim.sim.models.specs import Pair
+from pdvsim.sim.models.specs import ModelSpec, Pair
 
 Floats = NDArray[np.float64]
 Process = Generator[Event, Any, None]
@@ -103,14 +103,6 @@ def legacy_arrivals(rate_per_s: float, window_s: float = math.inf, most: int = 1
     return arrivals_s[arrivals_s < window_s].tolist()  # type: ignore[no-any-return]
 
 
-class Forwards(Protocol):
-    """Seconds of each forward of a round, by the rows and the longest sequence of its batch."""
-
-    def draft(self, rows: int, length: int) -> list[float]: ...
-
-    def verify(self, rows: int, length: int) -> list[float]: ...
-
-
 @dataclass(frozen=True, slots=True)
 class WholeSequence:
     """No KV cache: every forward computes all `rows` x `length` tokens again, padded to the longest row.
@@ -122,17 +114,15 @@ class WholeSequence:
     layer_s: float  # host time to launch one layer
     flops_per_s: float
 
-    def draft(self, rows: int, length: int) -> list[float]:
-        """One forward per draft token, each over one more token."""
-        draft = self.pair.draft
-        flops = 2 * (draft.layer_params + draft.head_params) * rows / self.flops_per_s
-        return [draft.layers * self.layer_s + flops * (length + i) for i in range(K)]
+    def round(self, rows: int, length: int) -> list[float]:
+        """The forwards of a round: one per draft token, each over one more token, and the verify of all."""
+        drafts = [self.forward(self.pair.draft, rows, length + i) for i in range(K)]
+        return [*drafts, self.forward(self.pair.target, rows, length + K)]
 
-    def verify(self, rows: int, length: int) -> list[float]:
-        """One forward over the sequence and its drafts."""
-        target = self.pair.target
-        flops = 2 * (target.layer_params + target.head_params) * rows / self.flops_per_s
-        return [target.layers * self.layer_s + flops * (length + K)]
+    def forward(self, model: ModelSpec, rows: int, length: int) -> float:
+        """Seconds of one forward of a batch whose longest row has that length."""
+        flops = 2 * (model.layer_params + model.head_params) * rows / self.flops_per_s
+        return model.layers * self.layer_s + flops * length
 
 
 class Stream:
@@ -174,7 +164,7 @@ class StaticBatches:
     when none is left to decode or verify, and pdv's batches are static.
     """
 
-    forwards: Forwards
+    forwards: WholeSequence
     workers: int
     batch: int
     overlap_s: float = 0.0  # of a forward, overlapped with another worker's: what the interpreter lock leaves
@@ -192,7 +182,7 @@ class StaticBatches:
             gpu.active += 1
             while batch:
                 rows, length = len(batch), max(job.prompt_tokens + job.tokens for job in batch)
-                for seconds in self.forwards.draft(rows, length) + self.forwards.verify(rows, length):
+                for seconds in self.forwards.round(rows, length):
                     yield gpu.run(seconds - (self.overlap_s if gpu.active > 1 else 0.0))
                 for job in batch:
                     job.emit(gpu.env.now)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 
 import numpy as np
 import pytest
@@ -27,16 +26,14 @@ from pdvsim.published.program import (
 from pdvsim.published.tables import five_requests, load_published, many_requests
 from pdvsim.sim.models.presets import pair
 
+PAIR = pair("tinyllama-1.1b:llama-2-7b")
 
-@dataclass(frozen=True)
-class Unit:
+
+class Unit(WholeSequence):
     """Drafts of one second and verifies of two, whatever the batch: a round takes six."""
 
-    def draft(self, rows: int, length: int) -> list[float]:
-        return [1.0] * K
-
-    def verify(self, rows: int, length: int) -> list[float]:
-        return [2.0]
+    def round(self, rows: int, length: int) -> list[float]:
+        return [1.0] * K + [2.0]
 
 
 @given(st.floats(0, 1), st.integers(1, 60), st.integers(0, 2**32 - 1))
@@ -88,7 +85,7 @@ FINISHES = [  # of requests of so many rounds that are all there at first
 
 def three_way(program: str, jobs: list[PublishedJob], **more: float) -> list[float]:
     """When a program finishes requests."""
-    return [job.finish_s for job in serve(StaticBatches(Unit(), *BATCHES[program], **more), jobs)]
+    return [job.finish_s for job in serve(StaticBatches(Unit(PAIR, 0.0, 1.0), *BATCHES[program], **more), jobs)]
 
 
 @pytest.mark.parametrize(("program", "rounds", "config", "expected"), FINISHES)
@@ -109,13 +106,12 @@ def test_a_program_of_three_way_waits_for_arrivals() -> None:
 
 
 def test_without_a_cache_arithmetic_grows_with_rows_and_length_and_launches_do_not() -> None:
-    models = pair("tinyllama-1.1b:llama-2-7b")
-    launches = WholeSequence(models, 1e-3, math.inf)
-    assert launches.verify(1, 10) == launches.verify(4, 100) == [pytest.approx(0.032)]
-    arithmetic = WholeSequence(models, 0.0, 19.5e12)
-    assert arithmetic.verify(4, 60)[0] == pytest.approx(4 * arithmetic.verify(1, 60)[0])
-    assert arithmetic.verify(1, 60)[0] == pytest.approx(2 * 6.607e9 * 64 / 19.5e12, rel=0.001)
-    first, *_, last = arithmetic.draft(1, 60)
+    launches = WholeSequence(PAIR, 1e-3, math.inf)
+    assert launches.round(1, 10)[K] == launches.round(4, 100)[K] == pytest.approx(0.032)
+    arithmetic = WholeSequence(PAIR, 0.0, 19.5e12)
+    assert arithmetic.round(4, 60)[K] == pytest.approx(4 * arithmetic.round(1, 60)[K])
+    first, *_, last, verify = arithmetic.round(1, 60)
+    assert verify == pytest.approx(2 * 6.607e9 * 64 / 19.5e12, rel=0.001)
     assert last / first == pytest.approx(63 / 60)
 
 
