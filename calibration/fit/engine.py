@@ -15,9 +15,9 @@ it is the step's only without asynchronous scheduling.
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -55,12 +55,9 @@ CLEARLY = 0.75  # of the error without padding: it is there if the error with it
 # the log --------------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class StepLog:
+class Steps(NamedTuple):
     """The steps of logs, as columns."""
 
-    engine: str  # with its version
-    cache_tokens: int | None  # that the KV cache holds; None: not reported
     prompts: Floats  # requests whose prompts were read
     prompt: Floats  # their tokens
     rows: Floats  # requests that decoded
@@ -69,17 +66,20 @@ class StepLog:
     kv: Floats  # tokens in the KV cache; nan where not reported
     seconds: Floats
 
-    def __len__(self) -> int:
-        return len(self.seconds)
-
-    def only(self, rows: NDArray[np.bool_]) -> StepLog:
-        """Return the log of the steps that `rows` selects."""
-        columns = ("prompts", "prompt", "rows", "tokens", "k", "kv", "seconds")
-        return StepLog(self.engine, self.cache_tokens, *(getattr(self, name)[rows] for name in columns))
+    def only(self, rows: NDArray[np.bool_]) -> Steps:
+        """Return the steps that `rows` selects."""
+        return Steps(*(column[rows] for column in self))
 
 
-@dataclass(frozen=True)
-class BenchRun:
+class StepLog(NamedTuple):
+    """The steps of an engine's logs."""
+
+    engine: str  # with its version
+    cache_tokens: int | None  # that the KV cache holds; None: not reported
+    steps: Steps
+
+
+class BenchRun(NamedTuple):
     """One benchmark: its load, its draft length, and the median gap between outputs, which is a step and the host's."""
 
     path: str
@@ -90,19 +90,13 @@ class BenchRun:
 
 def read_logs(paths: tuple[str, ...]) -> StepLog:
     """The steps of all logs; each is of one server, so of one draft length. A ValueError where one holds too few."""
-    engines: set[str] = set()
-    caches: set[int] = set()
-    parts = []
-    for path in paths:
-        steps, engine, cache = _steps(path)
-        engines.add(engine)
-        if cache is not None:
-            caches.add(cache)
-        parts.append(steps)
-    if len(engines) > 1:
-        raise ValueError(f"logs of different engines ({' and '.join(sorted(engines))}): fit each engine separately")
-    columns = np.concatenate(parts).T
-    return StepLog(engines.pop(), min(caches) if caches else None, *columns)
+    parts, engines, caches = zip(*map(_steps, paths), strict=True)
+    if len(set(engines)) > 1:
+        raise ValueError(
+            f"logs of different engines ({' and '.join(sorted(set(engines)))}): fit each engine separately"
+        )
+    sizes = [cache for cache in caches if cache is not None]
+    return StepLog(engines[0], min(sizes, default=None), Steps(*np.concatenate(parts).T))
 
 
 def _steps(path: str) -> tuple[Floats, str, int | None]:
@@ -175,10 +169,9 @@ class EngineSteps:
     knots: tuple[int, ...]
     coefficients: Floats
 
-    def seconds(self, log: StepLog) -> Floats:
-        """Return the seconds of the steps of a log."""
-        times_s: Floats = _columns(_padded(log, self.padded_to), self.knots) @ self.coefficients
-        return times_s
+    def seconds(self, log: Steps) -> Floats:
+        """Return the seconds of logged steps."""
+        return np.asarray(_columns(_padded(log, self.padded_to), self.knots) @ self.coefficients)
 
 
 @dataclass(frozen=True)
@@ -203,7 +196,7 @@ class EngineCalibration:
         }
 
 
-def _knots(log: StepLog) -> tuple[int, ...]:
+def _knots(log: Steps) -> tuple[int, ...]:
     """Token counts of the log, the last before each power of two, with enough steps between them."""
     tokens = np.sort(log.tokens + log.prompt)
     knots, below, size = [int(tokens[0])], 0, 1
@@ -216,7 +209,7 @@ def _knots(log: StepLog) -> tuple[int, ...]:
     return tuple(knots) if len(knots) > 1 else (knots[0], knots[0] + 1)
 
 
-def _columns(log: StepLog, knots: tuple[int, ...]) -> Floats:
+def _columns(log: Steps, knots: tuple[int, ...]) -> Floats:
     """Return the columns of the coefficients: a fixed part, ramps between knots, and five rates."""
     tokens = log.tokens + log.prompt
     ramps = []
@@ -227,37 +220,37 @@ def _columns(log: StepLog, knots: tuple[int, ...]) -> Floats:
     forwards = np.where(log.k > 0, np.where(decodes, log.k, 0) + reads, 0)
     drafted = np.where(log.k > 0, log.k * log.rows + log.prompt, 0)
     rates = (kv, decodes & reads, forwards, drafted, log.k * decodes * kv)
-    return np.stack([np.ones(len(log)), *ramps, *rates], axis=1)
+    return np.stack([np.ones(len(tokens)), *ramps, *rates], axis=1)
 
 
-def _padded(log: StepLog, sizes: tuple[int, ...]) -> StepLog:
-    """The log with the tokens that were computed for its prompts."""
+def _padded(log: Steps, sizes: tuple[int, ...]) -> Steps:
+    """The steps with the tokens that were computed for its prompts."""
     if not sizes:
         return log
     at = np.minimum(np.searchsorted(sizes, log.prompt), len(sizes) - 1)
-    return replace(log, prompt=np.where(log.prompt > 0, np.maximum(log.prompt, np.array(sizes)[at]), 0))
+    return log._replace(prompt=np.where(log.prompt > 0, np.maximum(log.prompt, np.array(sizes)[at]), 0))
 
 
-def fit_steps(log: StepLog) -> EngineSteps:
+def fit_steps(log: Steps) -> EngineSteps:
     """The steps' law, with the padding of prompts that the log shows."""
     return _solved(log, padding(log))[0]
 
 
-def padding(log: StepLog) -> tuple[int, ...]:
+def padding(log: Steps) -> tuple[int, ...]:
     """Sizes that prompts are padded to, as CUDA graphs are: steps are alike up to one and longer above; none if not so.
 
     Looked for among powers of two and sizes halfway between, in the steps without drafts. Shorter and longer prompts
     than the log's are taken to be padded as in its nearest octave.
     """
     alone = log.only((log.prompt > 0) & (log.k == 0))
-    if len(alone) < LEAST_GROUP:
+    if alone.seconds.size < LEAST_GROUP:
         return ()
     seen, group = np.unique(np.searchsorted(PADDINGS, alone.prompt), return_inverse=True)
     if seen[-1] == len(PADDINGS):
         return ()
     levels = np.eye(len(seen))[group]
     columns = np.column_stack([levels, alone.rows > 0, alone.tokens, np.nan_to_num(alone.kv)])
-    level = np.linalg.lstsq(columns / alone.seconds[:, None], np.ones(len(alone)))[0][: len(seen)]
+    level = np.linalg.lstsq(columns / alone.seconds[:, None], np.ones(alone.seconds.size))[0][: len(seen)]
     usual = np.array([np.median(alone.seconds[group == at]) for at in range(len(seen))])
     longer = np.diff(level) > LONGER * usual[:-1]
     sizes = [size for at in np.flatnonzero(longer) for size in PADDINGS[seen[at] : seen[at + 1]]] + [PADDINGS[seen[-1]]]
@@ -271,7 +264,7 @@ def padding(log: StepLog) -> tuple[int, ...]:
     return tuple(sizes)
 
 
-def _solved(log: StepLog, sizes: tuple[int, ...]) -> tuple[EngineSteps, float]:
+def _solved(log: Steps, sizes: tuple[int, ...]) -> tuple[EngineSteps, float]:
     """Non-negative least squares of shares, twice: the second time without outliers. And their mean error."""
     from scipy.optimize import nnls
 
@@ -281,7 +274,7 @@ def _solved(log: StepLog, sizes: tuple[int, ...]) -> tuple[EngineSteps, float]:
     # a share of each column's size, or those of tokens and of seconds would not be found to the same precision
     size = np.maximum(np.abs(shares).max(axis=0), 1e-300)
     shares /= size
-    usual: NDArray[np.bool_] = np.ones(len(log), dtype=bool)
+    usual: NDArray[np.bool_] = np.ones(log.seconds.size, dtype=bool)
     for _ in range(2):
         across, triangle = np.linalg.qr(shares[usual])  # the same squares, of few rows
         solution = nnls(triangle, across.sum(axis=0))[0]
@@ -290,7 +283,7 @@ def _solved(log: StepLog, sizes: tuple[int, ...]) -> tuple[EngineSteps, float]:
     return EngineSteps(sizes, knots, solution / size), float(off.mean())
 
 
-def held_out(log: StepLog) -> dict[int, dict[str, float]]:
+def held_out(log: Steps) -> dict[int, dict[str, float]]:
     """Errors on the steps of each batch size that the fit has not seen, where there are others."""
     group = np.where(log.rows > 0, 2 ** np.ceil(np.log2(np.maximum(log.rows, 1))), 0).astype(int)
     errors = {}
@@ -302,7 +295,7 @@ def held_out(log: StepLog) -> dict[int, dict[str, float]]:
     return errors
 
 
-def host_of(log: StepLog, benches: tuple[BenchRun, ...]) -> float:
+def host_of(log: Steps, benches: tuple[BenchRun, ...]) -> float:
     """Median time between two steps: over benchmarks, the outputs' gap less the same step in the log."""
     beyond = []
     for bench in benches:
@@ -326,13 +319,14 @@ def calibrate_engine(
     log: StepLog, benches: tuple[BenchRun, ...], pair: Pair, gpu: GpuSpec, name: str
 ) -> EngineCalibration:
     """The profile of an engine's steps; without drafts in the logs it knows the target alone."""
-    drafts = sorted({int(k) for k in log.k})
+    engine, cache_tokens, logged = log
+    drafts = sorted({int(k) for k in logged.k})
     if drafts[0] > 0:
         raise ValueError(
             f"the logs are all of drafts ({', '.join(map(str, drafts))} tokens): one without speculation tells draft "
             "from verify"
         )
-    steps, errors = fit_steps(log), held_out(log)
+    steps, errors = fit_steps(logged), held_out(logged)
     layers, (kv_s, mixed_s, fixed_s, row_s, draft_kv_s) = steps.coefficients[:-5], steps.coefficients[-5:]
     seconds = np.maximum(np.cumsum(layers), LEAST_FORWARD_S).tolist()
     plain: dict[str, Any] = {"chunk_buckets": steps.padded_to}
@@ -344,26 +338,26 @@ def calibrate_engine(
     all_errors = [value["median"] for value in errors.values()], [value["p95"] for value in errors.values()]
     error = {"median": float(np.median(all_errors[0])), "p95": float(np.max(all_errors[1]))} if errors else None
     reach = Reach(
-        rows=int(log.rows.max()), k=drafts[-1], prompt_tokens=int(log.prompt.max()),
-        tokens=int((log.prompt + log.tokens).max()),
+        rows=int(logged.rows.max()), k=drafts[-1], prompt_tokens=int(logged.prompt.max()),
+        tokens=int((logged.prompt + logged.tokens).max()),
     )  # fmt: skip
-    host_s = host_of(log, benches)
+    host_s = host_of(logged, benches)
     profile = Profile(
         schema_version=SCHEMA,
         name=name,
-        foundation=f"whole steps of {log.engine}",
+        foundation=f"whole steps of {engine}",
         gpu=gpu,
         models=models,
         host=HostCost(launch_s=0.0, completion_s=host_s, handoff_s=0.0),
         provenance={
-            "engine": log.engine,
-            "steps": len(log),
+            "engine": engine,
+            "steps": logged.seconds.size,
             "draft_lengths": drafts,
-            "kv_cache_tokens": log.cache_tokens,
+            "kv_cache_tokens": cache_tokens,
             "benches": [bench.path for bench in benches],
             **({"held_out_error": dict.fromkeys(models, error)} if error else {}),
         },
         measured=dict.fromkeys(models, reach),
         whole_steps=True,
     )
-    return EngineCalibration(profile, errors, len(log), host_s, benches)
+    return EngineCalibration(profile, errors, logged.seconds.size, host_s, benches)

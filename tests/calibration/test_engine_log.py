@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from pdvsim.calibration.fit.engine import StepLog, fit_steps, read_bench, read_logs
+from pdvsim.calibration.fit.engine import Steps, fit_steps, read_bench, read_logs
 from pdvsim.cli import main
 from pdvsim.realrun.engine.buckets import CHUNK_BUCKETS
 from pdvsim.sim.config import Acceptance, Experiment, Hardware, Server, Traffic
@@ -46,10 +46,9 @@ def test_lines_of_vllm(tmp_path: Path) -> None:
     lines = [LINE.format(i=i, dummy="") for i in range(40)]
     path.write_text(START + "".join(lines) + LINE.format(i=40, dummy=" (dummy)") + OLDER * 20, encoding="utf-8")
     log = read_logs((str(path),))
-    assert (log.engine, log.cache_tokens, len(log)) == ("vLLM 0.27.1", 200_000, 60)
-    first = [getattr(log, name)[0] for name in ("prompts", "prompt", "rows", "tokens", "k", "kv", "seconds")]
-    assert first == pytest.approx([1, 512, 6, 24, 3, 25_000, 0.01842])
-    assert np.isnan(log.kv[-1])
+    assert (log.engine, log.cache_tokens, log.steps.seconds.size) == ("vLLM 0.27.1", 200_000, 60)
+    assert [column[0] for column in log.steps] == pytest.approx([1, 512, 6, 24, 3, 25_000, 0.01842])
+    assert np.isnan(log.steps.kv[-1])
     bench = tmp_path / "bench.json"
     bench.write_text(json.dumps(BENCH), encoding="utf-8")
     read = read_bench(str(bench))
@@ -78,7 +77,7 @@ def test_known_steps_come_back() -> None:
     """Steps of a known law, with 1% of noise: times come back within 1% where no step was logged, and the padding."""
     rng = np.random.default_rng(0)
 
-    def steps(rows: list[int], drafts: list[int], count: int, noise: float, sizes: tuple[int, ...] = ()) -> StepLog:
+    def steps(rows: list[int], drafts: list[int], count: int, noise: float, sizes: tuple[int, ...] = ()) -> Steps:
         row, k = rng.choice(rows, count).astype(float), rng.choice(drafts, count).astype(float)
         prompt = np.where(rng.random(count) < 0.1, rng.integers(64, 2048, count), 0).astype(float)
         kv, tokens = row * rng.uniform(200, 900, count), row * (k + 1)
@@ -86,7 +85,7 @@ def test_known_steps_come_back() -> None:
         seconds = 6e-3 + 20e-6 * (tokens + read) + 40e-9 * kv + 5e-4 * (prompt > 0)
         seconds += np.where(k > 0, (k + (prompt > 0)) * 7e-4 + 2e-6 * (k * row + read), 0)
         seconds *= 1 + noise * rng.standard_normal(count)
-        return StepLog("an engine", None, (prompt > 0) * 1.0, prompt, row, tokens, k, kv, seconds)
+        return Steps((prompt > 0) * 1.0, prompt, row, tokens, k, kv, seconds)
 
     for sizes in ((), (128, 256, 512, 768, 1024, 1536, 2048), (128, 512, 2048)):
         fit = fit_steps(steps([1, 4, 16, 64], [0, 4], 3000, 0.01, sizes))
@@ -102,7 +101,7 @@ def test_real_runs_are_predicted_from_a_real_log(tmp_path: Path) -> None:
     for metric, error in document["errors"]["log"].items():
         assert error["median"] <= 0.04, metric
         assert error["p95"] <= 0.12, metric
-    padded_to = fit_steps(read_logs((str(KEPT / "k0.log"), str(KEPT / "k4.log")))).padded_to
+    padded_to = fit_steps(read_logs((str(KEPT / "k0.log"), str(KEPT / "k4.log"))).steps).padded_to
     logged = [size for size in CHUNK_BUCKETS if 256 <= size <= 1536]  # prompts of 180 to 1,147 tokens per step
     assert [size for size in padded_to if 256 <= size <= 1536] == logged
 
