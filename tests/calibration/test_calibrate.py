@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 
 from pdvsim.calibration.fit import corun
+from pdvsim.calibration.fit.build import as_bytes
 from pdvsim.calibration.fit.service import in_service, read_served
 from pdvsim.cli import main
 from pdvsim.sim.models.presets import pair
@@ -26,7 +27,6 @@ from pdvsim.sim.prices.profile import builtin
 ROOT = Path(__file__).parents[2]
 DATA = ROOT / "calibration" / "data"
 PAIR = "tinyllama-1.1b:llama-2-7b"
-SHIPPED = ROOT / "sim" / "prices" / "data" / "h200.json"
 
 
 @pytest.fixture(scope="module")
@@ -57,7 +57,7 @@ def within(tolerance: float, shipped: Any) -> Any:
 
 def test_the_shipped_samples_give_the_shipped_profile(again: dict[str, Any]) -> None:
     """To a millionth: a fit's last digits are the processor's and its linear algebra's, about 1e-13 of each figure."""
-    shipped = json.loads(SHIPPED.read_text(encoding="utf-8"))
+    shipped = json.loads(as_bytes(builtin("h200")))
     errors = shipped["provenance"]["corun_held_out_error"]
     shipped["provenance"]["corun_held_out_error"] = {"triples_no_triples": errors["triples_no_triples"]}
     assert again["profile"] == within(1e-6, shipped)
