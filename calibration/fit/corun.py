@@ -16,7 +16,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -265,20 +265,17 @@ def _fit_ratios(groups: Sequence[Group], fit: ContentionFit, known: Ratios, name
         for prompt in {member.sized for member in group.members if member.prompt}:
             by_prompt.setdefault(prompt, []).append(group)
     for prompt, subset in sorted(by_prompt.items()):
-        known = _fit_ratio(subset, fit, known, name, prompt)
+        best = _best(partial(_ratio_loss, subset, fit, known, name, prompt), RATIO_BOUNDS[name])
+        known = known | {name: known[name] | {prompt: best}}
     return known
 
 
-def _fit_ratio(groups: Sequence[Group], fit: ContentionFit, known: Ratios, name: str, prompt: Prompt) -> Ratios:
-    """The known ratios with that of a prompt, which is nearer to 1 where it is in few groups."""
-
-    def of(ratio: float) -> Ratios:
-        return known | {name: known[name] | {prompt: ratio}}
-
-    def prior(ratio: float) -> float:
-        return RATIO_PRIOR * math.log(ratio) ** 2 / len(groups)
-
-    return of(_best(lambda ratio: loss(groups, fit, of(ratio)) + prior(ratio), RATIO_BOUNDS[name]))
+def _ratio_loss(
+    groups: Sequence[Group], fit: ContentionFit, known: Ratios, name: str, prompt: Prompt, ratio: float
+) -> float:
+    """The loss with the ratio of a prompt, which is nearer to 1 where it is in few groups."""
+    others = loss(groups, fit, known | {name: known[name] | {prompt: ratio}})
+    return others + RATIO_PRIOR * math.log(ratio) ** 2 / len(groups)
 
 
 def _best(figure: Callable[[float], float], log_bounds: tuple[float, float]) -> float:

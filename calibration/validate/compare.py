@@ -379,7 +379,7 @@ def document(validation: Validation, numbers: dict[str, int] | None = None) -> d
         return {
             "runs": [_entry(one, numbers) for one in machines["any machine"]],
             **errors_by(machines["any machine"], *ERROR_GROUPS),
-            "paced": {side: errors_by(runs) for side, runs in sides.items()} if paced else None,
+            "paced": {side: errors_by(runs, *ERROR_GROUPS) for side, runs in sides.items()} if paced else None,
             "coverage": {
                 machine: covered(hits_of(runs, within[machine] if held_out else None))
                 for machine, runs in machines.items()
