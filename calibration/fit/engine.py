@@ -55,7 +55,7 @@ CLEARLY = 0.75  # of the error without padding: it is there if the error with it
 # the log --------------------------------------------------------------------------------------------------------------
 
 
-class Steps(NamedTuple):
+class LoggedSteps(NamedTuple):
     """The steps of logs, as columns."""
 
     prompts: Floats  # requests whose prompts were read
@@ -66,9 +66,9 @@ class Steps(NamedTuple):
     kv: Floats  # tokens in the KV cache; nan where not reported
     seconds: Floats
 
-    def only(self, rows: NDArray[np.bool_]) -> Steps:
+    def only(self, rows: NDArray[np.bool_]) -> LoggedSteps:
         """Return the steps that `rows` selects."""
-        return Steps(*(column[rows] for column in self))
+        return LoggedSteps(*(column[rows] for column in self))
 
 
 class StepLog(NamedTuple):
@@ -76,7 +76,7 @@ class StepLog(NamedTuple):
 
     engine: str  # with its version
     cache_tokens: int | None  # that the KV cache holds; None: not reported
-    steps: Steps
+    steps: LoggedSteps
 
 
 class BenchRun(NamedTuple):
@@ -96,7 +96,7 @@ def read_logs(paths: tuple[str, ...]) -> StepLog:
             f"logs of different engines ({' and '.join(sorted(set(engines)))}): fit each engine separately"
         )
     sizes = [cache for cache in caches if cache is not None]
-    return StepLog(engines[0], min(sizes, default=None), Steps(*np.concatenate(parts).T))
+    return StepLog(engines[0], min(sizes, default=None), LoggedSteps(*np.concatenate(parts).T))
 
 
 def _steps(path: str) -> tuple[Floats, str, int | None]:
@@ -169,7 +169,7 @@ class EngineSteps:
     knots: tuple[int, ...]
     coefficients: Floats
 
-    def seconds(self, log: Steps) -> Floats:
+    def seconds(self, log: LoggedSteps) -> Floats:
         """Return the seconds of logged steps."""
         return np.asarray(_columns(_padded(log, self.padded_to), self.knots) @ self.coefficients)
 
@@ -196,7 +196,7 @@ class EngineCalibration:
         }
 
 
-def _knots(log: Steps) -> tuple[int, ...]:
+def _knots(log: LoggedSteps) -> tuple[int, ...]:
     """Token counts of the log, the last before each power of two, with enough steps between them."""
     tokens = np.sort(log.tokens + log.prompt)
     knots, below, size = [int(tokens[0])], 0, 1
@@ -209,7 +209,7 @@ def _knots(log: Steps) -> tuple[int, ...]:
     return tuple(knots) if len(knots) > 1 else (knots[0], knots[0] + 1)
 
 
-def _columns(log: Steps, knots: tuple[int, ...]) -> Floats:
+def _columns(log: LoggedSteps, knots: tuple[int, ...]) -> Floats:
     """Return the columns of the coefficients: a fixed part, ramps between knots, and five rates."""
     tokens = log.tokens + log.prompt
     ramps = []
@@ -223,7 +223,7 @@ def _columns(log: Steps, knots: tuple[int, ...]) -> Floats:
     return np.stack([np.ones(len(tokens)), *ramps, *rates], axis=1)
 
 
-def _padded(log: Steps, sizes: tuple[int, ...]) -> Steps:
+def _padded(log: LoggedSteps, sizes: tuple[int, ...]) -> LoggedSteps:
     """The steps with the tokens that were computed for its prompts."""
     if not sizes:
         return log
@@ -231,12 +231,12 @@ def _padded(log: Steps, sizes: tuple[int, ...]) -> Steps:
     return log._replace(prompt=np.where(log.prompt > 0, np.maximum(log.prompt, np.array(sizes)[at]), 0))
 
 
-def fit_steps(log: Steps) -> EngineSteps:
+def fit_steps(log: LoggedSteps) -> EngineSteps:
     """The steps' law, with the padding of prompts that the log shows."""
     return _solved(log, padding(log))[0]
 
 
-def padding(log: Steps) -> tuple[int, ...]:
+def padding(log: LoggedSteps) -> tuple[int, ...]:
     """Sizes that prompts are padded to, as CUDA graphs are: steps are alike up to one and longer above; none if not so.
 
     Looked for among powers of two and sizes halfway between, in the steps without drafts. Shorter and longer prompts
@@ -264,7 +264,7 @@ def padding(log: Steps) -> tuple[int, ...]:
     return tuple(sizes)
 
 
-def _solved(log: Steps, sizes: tuple[int, ...]) -> tuple[EngineSteps, float]:
+def _solved(log: LoggedSteps, sizes: tuple[int, ...]) -> tuple[EngineSteps, float]:
     """Non-negative least squares of shares, twice: the second time without outliers. And their mean error."""
     from scipy.optimize import nnls
 
@@ -283,7 +283,7 @@ def _solved(log: Steps, sizes: tuple[int, ...]) -> tuple[EngineSteps, float]:
     return EngineSteps(sizes, knots, solution / size), float(off.mean())
 
 
-def held_out(log: Steps) -> dict[int, dict[str, float]]:
+def held_out(log: LoggedSteps) -> dict[int, dict[str, float]]:
     """Errors on the steps of each batch size that the fit has not seen, where there are others."""
     group = np.where(log.rows > 0, 2 ** np.ceil(np.log2(np.maximum(log.rows, 1))), 0).astype(int)
     errors = {}
@@ -295,7 +295,7 @@ def held_out(log: Steps) -> dict[int, dict[str, float]]:
     return errors
 
 
-def host_of(log: Steps, benches: tuple[BenchRun, ...]) -> float:
+def host_of(log: LoggedSteps, benches: tuple[BenchRun, ...]) -> float:
     """Median time between two steps: over benchmarks, the outputs' gap less the same step in the log."""
     beyond = []
     for bench in benches:

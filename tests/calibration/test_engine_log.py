@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from pdvsim.calibration.fit.engine import Steps, fit_steps, read_bench, read_logs
+from pdvsim.calibration.fit.engine import LoggedSteps, fit_steps, read_bench, read_logs
 from pdvsim.cli import main
 from pdvsim.realrun.engine.buckets import CHUNK_BUCKETS
 from pdvsim.sim.config import Acceptance, Experiment, Hardware, Server, Traffic
@@ -77,7 +77,7 @@ def test_known_steps_come_back() -> None:
     """Steps of a known law, with 1% of noise: times come back within 1% where no step was logged, and the padding."""
     rng = np.random.default_rng(0)
 
-    def steps(rows: list[int], drafts: list[int], count: int, noise: float, sizes: tuple[int, ...] = ()) -> Steps:
+    def steps(rows: list[int], drafts: list[int], count: int, noise: float, sizes: tuple[int, ...] = ()) -> LoggedSteps:
         row, k = rng.choice(rows, count).astype(float), rng.choice(drafts, count).astype(float)
         prompt = np.where(rng.random(count) < 0.1, rng.integers(64, 2048, count), 0).astype(float)
         kv, tokens = row * rng.uniform(200, 900, count), row * (k + 1)
@@ -85,7 +85,7 @@ def test_known_steps_come_back() -> None:
         seconds = 6e-3 + 20e-6 * (tokens + read) + 40e-9 * kv + 5e-4 * (prompt > 0)
         seconds += np.where(k > 0, (k + (prompt > 0)) * 7e-4 + 2e-6 * (k * row + read), 0)
         seconds *= 1 + noise * rng.standard_normal(count)
-        return Steps((prompt > 0) * 1.0, prompt, row, tokens, k, kv, seconds)
+        return LoggedSteps((prompt > 0) * 1.0, prompt, row, tokens, k, kv, seconds)
 
     for sizes in ((), (128, 256, 512, 768, 1024, 1536, 2048), (128, 512, 2048)):
         fit = fit_steps(steps([1, 4, 16, 64], [0, 4], 3000, 0.01, sizes))
