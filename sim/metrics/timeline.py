@@ -38,8 +38,8 @@ def trace(result: Result) -> Iterator[bytes]:
     yield f'{{"displayTimeUnit":"ms","otherData":{json.dumps(header)},"traceEvents":[\n'.encode()
     events = chain(_names(result.launches), _launches(result), _counters(result), _host(result), _requests(result))
     between, encode = "", json.JSONEncoder(separators=(",", ":")).encode
-    while piece := [encode(event) for event in islice(events, EVENTS)]:
-        yield (between + ",\n".join(piece)).encode()
+    while piece := list(islice(events, EVENTS)):
+        yield (between + encode(piece)[1:-1]).encode()
         between = ",\n"
     yield b"\n]}\n"
 
@@ -78,8 +78,10 @@ def _nanoseconds(times_s: NDArray[Any]) -> NDArray[np.int64]:
 
 def _slice(name: str, category: str, pid: int, tid: int, start_ns: int, end_ns: int, **args: Any) -> TraceEvent:
     """One complete event."""
-    place = {"ph": "X", "name": name, "cat": category, "pid": pid, "tid": tid}
-    return place | {"ts": start_ns / 1e3, "dur": (end_ns - start_ns) / 1e3, "args": args}
+    return {
+        "ph": "X", "name": name, "cat": category, "pid": pid, "tid": tid, "ts": start_ns / 1e3,
+        "dur": (end_ns - start_ns) / 1e3, "args": args,
+    }  # fmt: skip
 
 
 def _launches(result: Result) -> Iterator[TraceEvent]:
