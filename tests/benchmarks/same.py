@@ -112,7 +112,7 @@ QUESTIONS: dict[str, tuple[str, dict[str, Any]]] = {
         "engine": "sglang", "drafter": "eagle3", "max_num_seqs": 16, "max_k": 3,
     }),
     "draft table, trtllm": ("draft_table", ONE | VLLM | {
-        "engine": "trtllm", "drafter": "eagle3", "max_num_seqs": 16, "max_k": 3,
+        "engine": "tensorrt-llm", "drafter": "eagle3", "max_num_seqs": 16, "max_k": 3,
     }),
 }  # fmt: skip
 PASSING = ("seconds", "spent_s", "date")  # of an answer, what differs from one time to the next
