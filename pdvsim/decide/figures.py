@@ -154,7 +154,7 @@ def map_figure(answer: WinnerMap) -> Figure:
     cells = []
     for i, place in enumerate(places):
         for j, load in enumerate(loads):
-            found = answer.cell(load, place)
+            found = answer.found.get((load, place))
             words = found.words(1 if grid.fleets else 2) if found else ["not run"]
             colour, unsure = NOBODY, False
             if found is not None and found.winner is not None:

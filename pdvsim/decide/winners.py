@@ -27,7 +27,6 @@ from pdvsim.decide.goal import NAMES
 from pdvsim.decide.grid import Grid, Place, place_text
 from pdvsim.decide.race import (
     Contest,
-    Finals,
     chosen,
     contest_of,
     corrected,
@@ -63,6 +62,7 @@ class Cell:
     contest: Contest | None
     behind_load: tuple[str, ...]  # those that did not keep up
     settings: dict[Arch, Experiment]  # tuned settings of each architecture
+    rows: list[Row]
 
     @property
     def sure(self) -> bool:
@@ -132,12 +132,18 @@ class WinnerMap(Answer):
     """The cells whose runs have all finished."""
 
     grid: Grid
-    cells: list[Cell] = field(default_factory=list)
-    rows: list[Row] = field(default_factory=list)
+    found: dict[tuple[float, Place], Cell] = field(default_factory=dict)
     interrupted: bool = False
 
-    def cell(self, load: float, place: Place) -> Cell | None:
-        return next((cell for cell in self.cells if (cell.load, cell.place) == (load, place)), None)
+    @property
+    def cells(self) -> list[Cell]:
+        """All cells, in the order of their loads and places."""
+        return [self.found[at] for at in self.grid.cells() if at in self.found]
+
+    @property
+    def rows(self) -> list[Row]:
+        """All runs."""
+        return [row for cell in self.cells for row in cell.rows]
 
     @cached_property
     def differences(self) -> Differences | None:
@@ -186,32 +192,17 @@ class WinnerMap(Answer):
 
 def draw_map(grid: Grid, bench: Bench) -> WinnerMap:
     """Tune every architecture in every cell, then run all cells. Ctrl-C keeps finished cells."""
-    answer, cells = WinnerMap(grid), dict[int, tuple[Cell, list[Row]]]()
+    answer = WinnerMap(grid)
     search = Search(grid.goal, grid.space, grid.indifference, contenders=grid.fleets)
     search.always_finalists = frozenset(fleet.name for fleet in grid.fleets)  # a map shows all of them
     places = [grid.placed(load, place) for load, place in grid.cells()]
     budget, all_compete = 0 if grid.fleets else None, grid.against is not None
     try:
         for at, settings, finals in decided(search, places, bench, grid.num_runs, budget, all_compete):
-            load, place = grid.cells()[at]
-            cells[at] = _cell_of(grid, load, place, finals.rows, settings), _rows(grid, load, place, finals)
+            answer.found[grid.cells()[at]] = _cell_of(grid, *grid.cells()[at], finals.rows, settings)
     except KeyboardInterrupt:
         answer.interrupted = True
-    for cell, rows in cells.values():
-        answer.cells.append(cell)
-        answer.rows += rows
     return answer
-
-
-def _rows(grid: Grid, load: float, place: Place, finals: Finals) -> list[Row]:
-    """The runs of a cell, each with its place and settings."""
-    where = {"load_kind": grid.load_kind, "load": load, "axis": grid.axis, "place": place}
-    rows = []
-    for name in (name for name in grid.archs if name in finals.rows):
-        mine = finals.candidates[name]
-        named = {"fleet" if grid.fleets else "arch": name, "settings": ", ".join(settings_text(mine))}
-        rows += [row | where | named | _chosen(mine) | {"run": run} for run, row in enumerate(finals.rows[name])]
-    return rows
 
 
 def _chosen(experiment: Experiment) -> dict[str, Any]:
@@ -223,11 +214,18 @@ def _chosen(experiment: Experiment) -> dict[str, Any]:
 def _cell_of(
     grid: Grid, load: float, place: Place, rows: Mapping[Arch, list[Row]], settings: dict[Arch, Experiment]
 ) -> Cell:
+    """A cell with its runs, each with its place and settings."""
+    where, labelled = {"load_kind": grid.load_kind, "load": load, "axis": grid.axis, "place": place}, list[Row]()
+    for name in (name for name in grid.archs if name in rows):
+        mine = settings[name]
+        named = {"fleet" if grid.fleets else "arch": name, "settings": ", ".join(settings_text(mine))}
+        labelled += [row | where | named | _chosen(mine) | {"run": run} for run, row in enumerate(rows[name])]
     overloaded = tuple(arch for arch, mine in rows.items() if not kept_up(mine))
     if len(overloaded) == len(rows):
-        return Cell(load, place, None, None, overloaded, settings)
+        return Cell(load, place, None, None, overloaded, settings, labelled)
     contest = contest_of(rows, grid.goal, settings, grid.indifference, grid.comparisons)
-    return Cell(load, place, chosen(contest, settings, grid.placed(load, place)), contest, overloaded, settings)
+    winner = chosen(contest, settings, grid.placed(load, place))
+    return Cell(load, place, winner, contest, overloaded, settings, labelled)
 
 
 def _lines(answer: WinnerMap) -> list[str | Showable]:
@@ -235,7 +233,7 @@ def _lines(answer: WinnerMap) -> list[str | Showable]:
     unit = "req/s" if grid.request_rate else "concurrent"
     places = "pair (draft/target)" if grid.axis == "size" else grid.axis
     rows = [
-        {places: place_text(place)} | {f"{load:g} {unit}": _won(answer.cell(load, place)) for load in grid.loads}
+        {places: place_text(place)} | {f"{load:g} {unit}": _won(answer.found.get((load, place))) for load in grid.loads}
         for place in reversed(grid.places)
     ]
     contests = [cell.contest for cell in answer.cells if cell.contest]

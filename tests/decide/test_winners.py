@@ -62,7 +62,7 @@ def test_drafts_of_four_that_all_fail_lose_and_that_all_pass_win() -> None:
     margin = (runs["colocated"] / runs["autoregressive"] - 1).loc[1.0].mean()
     for load in (1.0, 8.0):
         for place, winner in ((0.0, "autoregressive"), (1.0, "colocated")):
-            cell = answer.cell(load, place)
+            cell = answer.found[load, place]
             assert (cell.winner, cell.sure) == (winner, True)
             assert margin_of(cell) > 0
             assert load == 1 or place == 0 or margin_of(cell) == pytest.approx(margin)
