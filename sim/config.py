@@ -22,8 +22,8 @@ from pdvsim.sim.models.specs import Pair
 from pdvsim.sim.policies import archs_where, base_arch, file_of, policy_of
 from pdvsim.sim.policies.options import ControllerName, KvPolicy, Server
 from pdvsim.sim.prices.options import Hardware, Host
-from pdvsim.sim.workload.asked import usual_acceptance
 from pdvsim.sim.workload.options import ACCEPTANCE_MODELS, BY_SEED, OPEN, TRACES, Acceptance, Dataset, Traffic
+from pdvsim.sim.workload.usual import usual_acceptance
 
 __all__ = [
     "ACCEPTANCE_MODELS", "BY_SEED", "OPEN", "RANKED", "SHARDED", "TRACES", "Acceptance", "Arch",

@@ -175,7 +175,7 @@ def check_list(name: str, values: Sequence[Any], needed: bool = True) -> None:
 
 
 def check_points(what: str, *counts: int) -> None:
-    """The same for a product of lists, before it is spelt out."""
+    """A ValueError of one line if the product of lists has too many points, before it is spelt out."""
     total = math.prod(counts)
     if total > MAX_POINTS:
         raise ValueError(f"{' x '.join(map(str, counts))} {what} are {total}; at most {MAX_POINTS} are accepted")

@@ -47,7 +47,7 @@ def read_bytes(path: str | Path, most_bytes: int = MAX_CONFIG_BYTES) -> bytes:
 
 
 def read_text(path: str | Path, most_bytes: int = MAX_CONFIG_BYTES) -> str:
-    """Return the same as text; a ValueError if it is not UTF-8."""
+    """The content of such a file as text; a ValueError if it is not UTF-8."""
     try:
         return read_bytes(path, most_bytes).decode("utf-8-sig")
     except UnicodeDecodeError:

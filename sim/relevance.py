@@ -29,7 +29,7 @@ from pdvsim.sim.models.specs import OWN_PROJECTION
 from pdvsim.sim.policies import ARCHS, policy_of
 from pdvsim.sim.prices.cards import NO_NVLINK, gpu
 from pdvsim.sim.prices.options import SERVED
-from pdvsim.sim.workload.asked import usual_acceptance
+from pdvsim.sim.workload.usual import usual_acceptance
 
 COMPARED_CONTEXT = 512  # cached tokens of the draft and target steps compared
 SERIAL_PRIORITIES = (("serial", "none"), ("serial", "dynamic"))  # which act without sharing

@@ -23,7 +23,7 @@ from pdvsim.sim.policies import USUAL_ARCHS
 from pdvsim.sim.prices.cards import GPUS
 from pdvsim.sim.prices.options import SERVED
 from pdvsim.sim.relevance import applicable
-from pdvsim.sim.workload.asked import usual_acceptance
+from pdvsim.sim.workload.usual import usual_acceptance
 
 LOADS = (1, 4, 16, 64)
 ACCEPTANCES = (0.1, 0.3, 0.5, 0.7, 0.9)

@@ -11,7 +11,7 @@ from pdvsim.sim.core import LOOKED_UP
 from pdvsim.sim.engines import ENGINES
 from pdvsim.sim.limits import Redefined, Share, Tokens, check_ranges
 from pdvsim.sim.prices.cards import gpu
-from pdvsim.sim.workload.asked import drafter_name, usual_acceptance
+from pdvsim.sim.workload.usual import drafter_name, usual_acceptance
 
 PresetName = Literal["pd-verify"]
 

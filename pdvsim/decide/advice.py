@@ -46,7 +46,7 @@ from pdvsim.sim.config import Arch, Experiment
 from pdvsim.sim.engines.served import Block, unknown_head
 from pdvsim.sim.limits import Budget, GpuHourUsd, Gpus, NumRuns, PartialShare, Range, check_ranges
 from pdvsim.sim.relevance import vet
-from pdvsim.sim.workload.asked import drafter_name
+from pdvsim.sim.workload.usual import drafter_name
 from pdvsim.view.comparison import most_outside
 from pdvsim.view.report.sheet import Highlight, Showable
 from pdvsim.view.setting import acceptance_notes, is_assumed, is_published, measure_notes, recorded_elsewhere

@@ -38,7 +38,7 @@ from pdvsim.sim.core import DrafterKind
 from pdvsim.sim.models.presets import CannotShard, can_load, drafted_by
 from pdvsim.sim.policies import archs_where, policy_of
 from pdvsim.sim.prices.options import SERVED
-from pdvsim.sim.workload.asked import drafter_name, usual_acceptance
+from pdvsim.sim.workload.usual import drafter_name, usual_acceptance
 
 ARCHS: tuple[Arch, ...] = ("autoregressive", "colocated", "pd", "pdv", "pdv-ahead")  # if none is named
 PDV_PLACE = ("prefill=1", "decode=0", "verify=1")

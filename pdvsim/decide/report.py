@@ -19,8 +19,8 @@ from pdvsim.common.version import __version__
 from pdvsim.sim.config import BY_SEED, Experiment, Traffic
 from pdvsim.sim.engines import ENGINES
 from pdvsim.sim.models.presets import model
-from pdvsim.sim.workload.asked import drafter_name
 from pdvsim.sim.workload.requests import BLOCKS, resamples
+from pdvsim.sim.workload.usual import drafter_name
 from pdvsim.sim.workload.windows import time_text
 from pdvsim.view.comparison import founded, most_outside
 from pdvsim.view.report.sheet import PageSection, parts_html

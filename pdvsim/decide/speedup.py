@@ -28,7 +28,7 @@ from pdvsim.decide.space import settings_text
 from pdvsim.sim.assembly import ServerParts
 from pdvsim.sim.config import Experiment
 from pdvsim.sim.limits import LeastDraft, NumRuns, Requests, check_list, check_ranges
-from pdvsim.sim.workload.asked import drafter_name
+from pdvsim.sim.workload.usual import drafter_name
 from pdvsim.view.report.sheet import Showable
 from pdvsim.view.setting import acceptance_notes
 from pdvsim.view.table import TextTable

@@ -7,8 +7,8 @@ from typing import Any
 
 from pdvsim.sim.models.presets import drafter_kind
 from pdvsim.sim.workload.acceptance import mean_tokens, measured
-from pdvsim.sim.workload.asked import GOLDEN, OTHER_MTP, PUBLISHED
 from pdvsim.sim.workload.options import ACCEPTANCE_MODELS, Acceptance
+from pdvsim.sim.workload.usual import GOLDEN, OTHER_MTP, PUBLISHED
 from pdvsim.view.setting import RECORDED_WITH
 
 

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 from pdvsim.sim.config import Acceptance, Experiment
 from pdvsim.sim.core import LOOKED_UP
 from pdvsim.sim.models.presets import unquantised
-from pdvsim.sim.workload.asked import PUBLISHED, drafter_name, has_rates, published_for
 from pdvsim.sim.workload.options import LENGTHS, PREFIXES
+from pdvsim.sim.workload.usual import PUBLISHED, drafter_name, has_rates, published_for
 from pdvsim.view.table import load_text
 
 if TYPE_CHECKING:

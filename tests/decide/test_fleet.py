@@ -34,7 +34,7 @@ from pdvsim.sim.metrics.summary import summarise
 from pdvsim.sim.models.presets import PRESETS, can_load
 from pdvsim.sim.relevance import applicable
 from pdvsim.sim.run import simulate
-from pdvsim.sim.workload.asked import drafter_name
+from pdvsim.sim.workload.usual import drafter_name
 from pdvsim.view.setting import acceptance_source
 
 SETTLED = {"num_speculative_tokens": 4, "max_num_seqs": 128, "max_num_batched_tokens": 2048}

@@ -20,8 +20,8 @@ from pdvsim.sim.models.names import Note
 from pdvsim.sim.models.presets import can_load
 from pdvsim.sim.run import simulate
 from pdvsim.sim.workload.acceptance import expected_tokens, mean_tokens
-from pdvsim.sim.workload.asked import usual_acceptance
 from pdvsim.sim.workload.counters import read_acceptance
+from pdvsim.sim.workload.usual import usual_acceptance
 from pdvsim.view.setting import acceptance_notes
 
 PAIR = "llama-3.2-1b:llama-3.1-8b"
