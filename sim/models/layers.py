@@ -188,11 +188,14 @@ class Compressed:
         """The windows of a request, in all layers."""
         return self.layers * self.window * self.entry_bytes(item)
 
-    @property
-    def unfinished_bytes(self) -> int:
-        """Bytes that compressors keep of the last tokens: keys and gates in 32 bits, twice if groups overlap."""
+    def kept_bytes(self, item: int) -> int:
+        """The windows of a request, and what compressors keep of its last tokens.
+
+        These are keys and gates in 32 bits, twice if groups overlap.
+        """
         csa = 2 * self.ratio * 2 * 2 * (self.head_dim + self.index_dim)
-        return 4 * (self.selecting * csa + self.whole * self.wide_ratio * 2 * self.head_dim)
+        unfinished = 4 * (self.selecting * csa + self.whole * self.wide_ratio * 2 * self.head_dim)
+        return self.window_bytes(item) + unfinished
 
     def products(self, hidden: int, heads: int) -> tuple[tuple[int, int], ...]:
         """Inputs and outputs of what all layers have: queries and the entry; output, by groups of heads."""

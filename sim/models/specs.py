@@ -350,8 +350,7 @@ class ModelSpec:
         further copy of these: their tokens are kept one by one.
         """
         own = self.compressed
-        edge = 0 if own is None else own.window_bytes(self.kv_item_bytes) + own.unfinished_bytes
-        return self.state_bytes + edge
+        return self.state_bytes if own is None else own.kept_bytes(self.kv_item_bytes)
 
     @property
     def row_bytes(self) -> int:

@@ -53,11 +53,6 @@ class ComposedProfile(Profile):
     def handover_s(self) -> float:
         return self.step.handover_s
 
-    @property
-    def error_bar(self) -> float | None:
-        """The share that holds 95% of the errors of TPOT against measured servers."""
-        return None if self.error is None else self.error.tpot
-
     def covering(self, pair: Pair, link: LinkSpec | None = None) -> Profile:
         """Return the same with both models of a pair."""
         specs = {spec.name: spec for spec in (pair.draft, pair.target) if not spec.on_host}
