@@ -226,8 +226,9 @@ def legend(figure: Figure, traces: Sequence[Curve], title: str | None = None) ->
     named = [curves[name] for name in dict.fromkeys(t.name for t in traces if t.name)]
     handles = [Line2D([], [], color=c.colour, marker=c.marker if len(c.hollow) else "", linestyle=c.dash, label=c.name)
                for c in named]  # fmt: skip
-    needed_inches = max(0.1 * len(c.name) + 0.75 for c in named)
-    across = min(len(named), max(1, int((figure.get_figwidth() - 0.4) / needed_inches)))
+    needed_inches = [0.1 * len(c.name) + 0.75 for c in named]
+    room_inches = figure.get_figwidth() - 0.4
+    across = len(named) if sum(needed_inches) <= room_inches else max(1, int(room_inches / max(needed_inches)))
     lines = -(-len(named) // across)
     columns = -(-len(named) // lines)
     figure.legend(handles=handles, loc="outside upper center", ncols=columns, frameon=False, title=title)
