@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import shutil
 import subprocess
 import sys
 from dataclasses import replace
@@ -16,7 +15,6 @@ import pandas as pd
 import pytest
 
 from pdvsim.calibration.fit.corun import SHAPE
-from pdvsim.calibration.validate.served import read_runs
 from pdvsim.sim.models.presets import model
 from pdvsim.sim.models.presets import pair as named_pair
 from pdvsim.sim.prices.profile import builtin
@@ -26,7 +24,6 @@ from studies import (
     original,
     published_steps,
     truth,
-    utilisation,
 )
 
 ROOT = Path(__file__).parents[2]
@@ -102,22 +99,6 @@ def test_the_regret_of_the_advice() -> None:
     assert len(trials) >= 5  # of the twelve, those whose rivals were served too
     assert all(0 <= trial["regret"] < 0.1 and trial["pairs_in_order"] <= trial["pairs_apart"] for trial in trials)
     assert all(trial["name"] in truth.table(document) for trial in trials)
-
-
-def test_how_busy_the_gpu_is(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    plan = list(utilisation.planned(tmp_path))
-    assert len({run.id for run in plan}) == len(plan)
-    shutil.copy(H200 / "utilisation" / "launches.parquet", tmp_path)
-    lines = (H200 / "utilisation" / "runs.jsonl").read_text(encoding="utf-8").splitlines()
-    (tmp_path / "runs.jsonl").write_text("\n".join(lines[::9]), encoding="utf-8")
-    utilisation.main("report", "runs.jsonl")
-    assert "SM busy %" in capsys.readouterr().out
-    assert utilisation.PICTURE.stat().st_size > 0
-    rows = [utilisation.row_of(run) for run in read_runs("runs.jsonl")]
-    assert all(abs(row["busy"] - row["simulated_busy"]) < 0.05 for row in rows)
 
 
 def test_co_running_launches() -> None:
