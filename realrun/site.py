@@ -32,7 +32,7 @@ from pdvsim.sim.cluster import cached_facts, check_context, check_kv, drawn_verd
 from pdvsim.sim.config import Experiment, Traffic
 from pdvsim.sim.core import Request, Role
 from pdvsim.sim.machine.ledger import Ledger
-from pdvsim.sim.metrics.launches import Union
+from pdvsim.sim.metrics.sketch import Union
 from pdvsim.sim.models.presets import PARD, drafter, in_parallel, is_config, quantised, unquantised
 from pdvsim.sim.models.presets import pair as named_pair
 from pdvsim.sim.models.specs import ModelSpec, Pair

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -286,6 +287,12 @@ class Cluster:
             first = min(turns, key=lambda i: ranks[i].in_flight + weight * len(ranks[i].waiting))
         self._next_rank[replica] = (first + 1) % len(ranks)
         return ranks[first]
+
+    def settled_s(self) -> float:
+        """Return the time until which every launch that began is in the log."""
+        running = (job.start_s for gpu in self.gpus for job in gpu.running if job.start_s >= 0)
+        now_s: float = self.env.now
+        return min(now_s, *running, math.inf)
 
     def meta(self) -> dict[str, Any]:
         """Return the provenance of the records."""

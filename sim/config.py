@@ -70,7 +70,7 @@ class Scoring:
     """Measure the steady state. The run is as long as its load needs (or --num-prompts), its start is excluded (or
     --warmup-requests), and so is the drain: measured are the requests up to the last that waits for no answer."""
     detailed: bool = True
-    """Keep metrics only, no record of each request and launch."""
+    """Keep metrics only, no record of each request and launch: constant memory, percentiles ±1%."""
 
     def __post_init__(self) -> None:
         check_ranges(self)

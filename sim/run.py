@@ -21,7 +21,7 @@ from pdvsim.sim.cluster import Cluster
 from pdvsim.sim.config import Experiment
 from pdvsim.sim.core import Request
 from pdvsim.sim.machine.clock import Clock
-from pdvsim.sim.metrics.summary import without_rows
+from pdvsim.sim.metrics.summary import Tally
 from pdvsim.sim.policies import own_errors
 from pdvsim.sim.policies.base import Policy
 from pdvsim.sim.prices.profile import Profile
@@ -55,19 +55,25 @@ def simulate(
     if traced:
         log.launches.carried, log.host = [], []
     cluster = Cluster(env, experiment, profile, log, end, blocks)
-    if isinstance(requests, Workload):
+    if isinstance(requests, Workload) and experiment.scoring.detailed:
         requests.check_total()
     cluster.check([requests.largest()] if isinstance(requests, Workload) else requests)
-    keeper = Keeper(log)
-    client = Client(env, requests, experiment, cluster, progress, keeper)
+    keeper, tally = Keeper(log), None
+    if not experiment.scoring.detailed:
+        reaches = profile.reaches(experiment.pair)
+        starts = (
+            len(requests.arrival_s) if isinstance(requests, Workload) else sum(not request.turn for request in requests)
+        )
+        tally = Tally(experiment, len(requests), cluster.bandwidths, log, cluster.settled_s, reaches, starts)
+    client = Client(env, requests, experiment, cluster, progress, tally or keeper)
     with own_errors(experiment.arch), no_collector():
         client.run()
+    metrics = None if tally is None else tally.close()
     keeper.take(env.now)
-    result = Result(
-        experiment, keeper.requests(), keeper.deliveries, keeper.launches, cluster.meta(),
-        carried=log.launches.carried, host=log.host,
+    return Result(
+        experiment, keeper.requests(), keeper.deliveries, keeper.launches, cluster.meta(), metrics,
+        log.launches.carried, log.host,
     )  # fmt: skip
-    return result if experiment.scoring.detailed else without_rows(result)
 
 
 @contextmanager

@@ -14,7 +14,8 @@ from functools import lru_cache
 from typing import Any
 
 from pdvsim.sim.config import Acceptance, Experiment, Traffic
-from pdvsim.sim.metrics.steady import MOST, Length, first_uses, is_closed_loop, loop_length, rate_length
+from pdvsim.sim.metrics.stability import is_closed_loop
+from pdvsim.sim.metrics.steady import MOST, Length, first_uses, loop_length, rate_length
 from pdvsim.sim.metrics.summary import summarise
 from pdvsim.sim.run import simulate
 from pdvsim.sim.workload.requests import Workload

@@ -18,7 +18,7 @@ import numpy as np
 from pdvsim.bench.sweep import flatten
 from pdvsim.sim.core import KINDS, Request
 from pdvsim.sim.metrics.launches import LaunchTotals, rate
-from pdvsim.sim.metrics.spread import in_time, times_of
+from pdvsim.sim.metrics.summary import in_time, times_of
 from pdvsim.sim.prices.reach import Reaches
 from pdvsim.sim.records import Array, Columns, Log, Reader, request_columns, rows_of
 from pdvsim.view.series import Floats, over_time, present

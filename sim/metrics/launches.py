@@ -9,32 +9,9 @@ from typing import Any
 import numpy as np
 
 from pdvsim.sim.core import KINDS
+from pdvsim.sim.metrics.sketch import Union
 from pdvsim.sim.prices.reach import Outside, Reaches
 from pdvsim.sim.records import LANES, Array, Columns, Table, rows_of
-
-
-class Union:
-    """How long some of several intervals lasted, overlaps once."""
-
-    def __init__(self) -> None:
-        self._length_s = 0.0
-        self._open = np.empty((2, 0))  # intervals that others, not yet added, may overlap
-        self._settled_s = -math.inf
-
-    def add(self, start_s: Array, end_s: Array, settled_s: float) -> None:
-        """More intervals in any order; those still to come begin at `settled_s` or later."""
-        both = np.concatenate((self._open, (start_s, end_s)), axis=1)
-        begin_s, finish_s = both.clip(self._settled_s, settled_s)
-        order = np.argsort(begin_s, kind="stable")
-        reach_s = np.maximum.accumulate(finish_s[order])
-        begin_s = np.maximum(begin_s[order], np.concatenate(([-math.inf], reach_s))[:-1])
-        self._length_s += float((reach_s - begin_s).clip(0).sum())
-        self._open, self._settled_s = both[:, both[1] > settled_s], settled_s
-
-    def length_s(self) -> float:
-        """Return the seconds that the intervals cover, after all are added."""
-        self.add(np.empty(0), np.empty(0), math.inf)
-        return self._length_s
 
 
 class LaunchTotals:

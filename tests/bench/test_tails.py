@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from pdvsim.bench.stats import interval, over_replications
 from pdvsim.sim.config import Experiment, Hardware, Scoring, Traffic
-from pdvsim.sim.metrics.spread import Spread
+from pdvsim.sim.metrics.sketch import Spread
 from pdvsim.sim.metrics.summary import summarise
 from pdvsim.sim.run import simulate
 

@@ -33,7 +33,8 @@ from pdvsim.decide.runs import Bench
 from pdvsim.decide.space import Space
 from pdvsim.sim.config import Experiment, Hardware, Host, Server, Traffic
 from pdvsim.sim.metrics import steady
-from pdvsim.sim.metrics.steady import FILL, REQUESTS_LONG, TALKS_LONG, Census
+from pdvsim.sim.metrics.stability import stability
+from pdvsim.sim.metrics.steady import FILL, REQUESTS_LONG, TALKS_LONG
 from pdvsim.sim.metrics.summary import summarise
 from pdvsim.sim.prices.cards import GPUS
 from pdvsim.sim.prices.forward import ForwardTerms
@@ -84,7 +85,7 @@ def lindley_holds(plan: Plan, seed: int, rate: float) -> bool:
     counted = np.array(wait_s)[run.scoring.warmup_requests :]
     share = np.mean(counted + SERVICE_S <= plan.goal.levels_ms["ttft"] / 1e3)
     finish_s = admitted_s + SERVICE_S
-    label = Census({"arrival_s": arrival_s, "admitted_s": admitted_s, "finish_s": finish_s}).label(traffic)
+    label = stability({"arrival_s": arrival_s, "admitted_s": admitted_s, "finish_s": finish_s}, traffic)
     return bool(label == "stable" and rate <= 1 / SERVICE_S and share >= plan.goal.attainment)
 
 

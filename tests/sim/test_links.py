@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from pdvsim.sim.assembly import ServerParts, covering_profile
-from pdvsim.sim.config import Acceptance, Arch, Experiment, Hardware, Server, Traffic
+from pdvsim.sim.config import Acceptance, Arch, Experiment, Hardware, Scoring, Server, Traffic
 from pdvsim.sim.core import KINDS
 from pdvsim.sim.metrics.summary import summarise
 from pdvsim.sim.models.presets import pair
@@ -107,12 +107,14 @@ def test_the_planner_counts_transfers_and_no_contention() -> None:
     assert alone / 2 < two.overlapped_s(64, 6400, 8) < alone
 
 
-def test_a_lanes_bandwidth_is_a_share_of_its_own_cards() -> None:
+@pytest.mark.parametrize("detailed", [True, False])
+def test_a_lanes_bandwidth_is_a_share_of_its_own_cards(detailed: bool) -> None:
     """Drafts move their bytes at the L4's bandwidth, which is a sixteenth of the H200's."""
     traffic = Traffic("random", num_prompts=30, input_len=64, output_len=64, max_concurrency=8)
     hardware = Hardware(place=("prefill=1", "verify=1"), cards=("l4", "h200"), band=False)
     result = simulate(Experiment("pdv", traffic, hardware=hardware))
-    lanes, launches = summarise(result)["lanes"], result.launches
+    run = simulate(Experiment("pdv", traffic, hardware=hardware, scoring=Scoring(detailed=detailed)))
+    lanes, launches = summarise(run)["lanes"], result.launches
     span_s = result.requests["finish_s"].max() - result.requests["arrival_s"].min()
     for lane, cards in (("decode", ("l4",)), ("verify", ("h200",)), ("prefill", ("l4", "h200"))):
         shares = []

@@ -11,10 +11,11 @@ import pytest
 
 import pdvsim
 from pdvsim.calibration.fit import build
-from pdvsim.sim.config import Arch, Experiment, Server, Traffic
+from pdvsim.sim.config import Arch, Experiment, Scoring, Server, Traffic
 from pdvsim.sim.core import KINDS
 from pdvsim.sim.machine.batch import Launch
 from pdvsim.sim.machine.ledger import Ledger
+from pdvsim.sim.metrics import summary
 from pdvsim.sim.metrics.summary import summarise
 from pdvsim.sim.policies import ARCHS
 from pdvsim.sim.prices.profile import builtin
@@ -99,16 +100,16 @@ def test_sizes_are_those_of_the_launches(arch: Arch, monkeypatch: pytest.MonkeyP
 
 @pytest.mark.parametrize("arch", ["colocated", "pd", "pdv", "pdv-hybrid"])
 def test_every_path_counts_alike(arch: Arch, monkeypatch: pytest.MonkeyPatch) -> None:
-    """By either way to the last bit; in parts to rounding, also where co-running launches are counted apart."""
+    """By either way to the last bit; streamed to rounding, also where co-running launches are counted apart."""
     server = LARGE if arch in ("pdv", "pdv-hybrid") else replace(LARGE, verify_gather="auto")
     experiment = Experiment(arch, CROWD, server=server)
     queued, in_blocks = (summarise(simulate(experiment, blocks=blocks)) for blocks in (False, True))
     assert queued["outside_measured"] == in_blocks["outside_measured"]
     assert queued["outside_measured"]["share"] > 0.1
-    monkeypatch.setattr("pdvsim.sim.records.REQUESTS", 3)
-    for blocks in (False, True):
-        in_parts = summarise(simulate(experiment, blocks=blocks))
-        assert in_parts["outside_measured"] == pytest.approx(queued["outside_measured"], rel=1e-9)
+    for blocks, requests in ((False, 4096), (True, 4096), (False, 3), (True, 3)):
+        monkeypatch.setattr(summary, "REQUESTS", requests)
+        streamed = summarise(simulate(replace(experiment, scoring=Scoring(detailed=False)), blocks=blocks))
+        assert streamed["outside_measured"] == pytest.approx(queued["outside_measured"], rel=1e-9)
 
 
 # where the ranges come from ----------------------------------------------------------------------------------------

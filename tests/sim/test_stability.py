@@ -13,7 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pdvsim.sim.config import Traffic
-from pdvsim.sim.metrics.steady import BINS, Census, Timeline
+from pdvsim.sim.metrics.sketch import Timeline
+from pdvsim.sim.metrics.stability import Census, label_of, stability
 from pdvsim.sim.records import Columns
 
 
@@ -28,10 +29,6 @@ def queue(load: float, count: int, servers: int, spread: float, seed: int) -> Co
         admitted_s[i] = max(at_s, heapq.heappop(free_s))
         heapq.heappush(free_s, admitted_s[i] + service_s[i])
     return {"arrival_s": arrival_s, "admitted_s": admitted_s, "finish_s": admitted_s + service_s}
-
-
-def stability(requests: Columns, traffic: Traffic) -> str:
-    return Census(requests).label(traffic)
 
 
 def labels(load: float, count: int, servers: int, spread: float, seeds: int) -> Counter[str]:
@@ -91,11 +88,23 @@ def test_requests_held_back_by_the_client_are_an_overload() -> None:
     assert stability({k: v / 2 for k, v in requests.items()}, replace(traffic, max_concurrency=5)) == "stable"
 
 
+@given(seed=st.integers(0, 1000), load=st.floats(0.3, 2.0), parts=st.integers(2, 9))
+@settings(max_examples=10, deadline=None)
+def test_parts_in_any_order_give_the_same_label(seed: int, load: float, parts: int) -> None:
+    requests, census = queue(load, 800, 4, 1.0, seed), Census()
+    for part in np.array_split(np.random.default_rng(seed).permutation(800), parts):
+        census.add({name: column[part] for name, column in requests.items()})
+    traffic = Traffic(request_rate=load, num_prompts=800)
+    assert label_of(traffic, census) == stability(requests, traffic)
+
+
 @settings(max_examples=25)
 @given(times=st.lists(st.floats(0, 1e5), min_size=1, max_size=50), share=st.floats(0, 1))
 def test_a_timeline_against_all_of_its_times(times: list[float], share: float) -> None:
-    timeline, in_order = Timeline([np.empty(0), np.array(times)], [None, None]), np.sort(times)
-    edge = int(share * BINS)
+    timeline, in_order = Timeline(2), np.sort(times)
+    for part in (times[: len(times) // 2], times[len(times) // 2 :]):
+        timeline.add(1, np.array(part))
+    edge = int(share * timeline.BINS)
     assert timeline.counts[1, :edge].sum() == np.searchsorted(in_order, edge * timeline.width_s)
     assert not timeline.counts[0].any()
-    assert max(times) < BINS * timeline.width_s <= max(2 * max(times), 1e-6 * BINS)
+    assert max(times) < timeline.BINS * timeline.width_s <= max(2 * max(times), 1e-6 * timeline.BINS)

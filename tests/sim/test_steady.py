@@ -14,17 +14,8 @@ from hypothesis import strategies as st
 from pdvsim.bench.length import length_of, mean_turns, sized, too_short
 from pdvsim.bench.stats import interval
 from pdvsim.sim.config import Acceptance, Arch, Experiment, Scoring, Traffic
-from pdvsim.sim.metrics.steady import (
-    FILL,
-    LEAST,
-    LEAST_LOOP,
-    LOOPS_LONG,
-    TALKS_LONG,
-    Census,
-    loop_length,
-    mser5,
-    rate_length,
-)
+from pdvsim.sim.metrics.stability import Census, stability
+from pdvsim.sim.metrics.steady import FILL, LEAST, LEAST_LOOP, LOOPS_LONG, TALKS_LONG, loop_length, mser5, rate_length
 from pdvsim.sim.metrics.summary import summarise
 from pdvsim.sim.policies import ARCHS
 from pdvsim.sim.records import Result
@@ -94,7 +85,7 @@ def test_a_run_that_is_long_enough_delivers_its_load(load: dict[str, Any]) -> No
 
 
 def test_what_is_measured_ends_with_the_last_request_that_waits_for_no_answer() -> None:
-    """Each figure against a sum over the rows, in Python."""
+    """Each figure against a sum over the rows, in Python; the same from records that are not kept."""
     traffic = Traffic(**TALKS, think_time_s=0.2, request_rate=30.0, num_prompts=300)
     scoring = Scoring(steady=True, warmup_requests=60, goodput=("e2el:1e6",))
     experiment = Experiment(traffic=traffic, scoring=scoring)
@@ -108,6 +99,10 @@ def test_what_is_measured_ends_with_the_last_request_that_waits_for_no_answer() 
     inside = (run.deliveries["time_s"] > start_s) & (run.deliveries["time_s"] <= end_s)
     assert metrics["total_output_tokens"] == run.deliveries["tokens"][inside].sum()
     assert metrics["conversations"] == ((rows["turn"] == 0) & counted).sum()
+    streamed = summarise(simulate(replace(experiment, scoring=replace(scoring, detailed=False))))
+    for name in ("duration", "completed", "mean_ttft_ms", "mean_itl_ms", "mean_e2el_ms", "transient_s"):
+        assert streamed[name] == pytest.approx(metrics[name], rel=1e-9, nan_ok=True), name
+    assert streamed["stability"] == metrics["stability"]
 
 
 def test_a_load_that_never_came_is_not_called_stable() -> None:
@@ -122,11 +117,13 @@ def test_a_queue_that_rises_between_halves_is_not_stable() -> None:
     """Waits of 0.3 s in the first half of the measured time and 1.3 s in the second, emptied once in every slice."""
     arrival_s = np.arange(4000) / 20
     wait_s = np.where(arrival_s < 150, 0.3, 1.3) * (np.arange(4000) % 40 > 0)
-    traffic = Traffic(request_rate=20.0, num_prompts=4000)
-    rows = {"arrival_s": arrival_s, "admitted_s": arrival_s + wait_s, "finish_s": arrival_s + wait_s + 0.1}
-    assert Census(rows).label(traffic) == "inconclusive"
+    label = stability(
+        {"arrival_s": arrival_s, "admitted_s": arrival_s + wait_s, "finish_s": arrival_s + wait_s + 0.1},
+        Traffic(request_rate=20.0, num_prompts=4000),
+    )
+    assert label == "inconclusive"
     level = {"arrival_s": arrival_s, "admitted_s": arrival_s + 0.01, "finish_s": arrival_s + 0.2}
-    assert Census(level).label(traffic) == "stable"
+    assert stability(level, Traffic(request_rate=20.0, num_prompts=4000)) == "stable"
 
 
 def test_the_hit_rate_must_settle_too() -> None:
@@ -134,9 +131,12 @@ def test_the_hit_rate_must_settle_too() -> None:
     arrival_s = np.arange(4000) / 40
     rows = {"arrival_s": arrival_s, "admitted_s": arrival_s, "finish_s": arrival_s + 0.5}
     cached = np.minimum(arrival_s / 40, 1) * 1000
-    looked_up = {"prompt_tokens": np.full(4000, 1000), "num_cached_tokens": cached.astype(int)}
-    assert 30 < Census(rows | looked_up).transient_s() < 50
-    assert Census(rows).transient_s() < 2
+    census = Census()
+    census.add(rows | {"prompt_tokens": np.full(4000, 1000), "num_cached_tokens": cached.astype(int)})
+    assert 30 < census.transient_s() < 50
+    level = Census()
+    level.add(rows)
+    assert level.transient_s() < 2
 
 
 # warm-up -------------------------------------------------------------------------------------------------------------
@@ -183,10 +183,11 @@ def test_the_rate_per_judged_token_estimates_what_was_given(arch: Arch) -> None:
     """Within four standard deviations of a binomial; vLLM's, over all drafted, is another figure."""
     alpha = 0.6
     traffic = Traffic(num_prompts=24, max_concurrency=4, seed=5, **R128)
-    scoring = Scoring(warmup_requests=2)
-    metrics = summarise(simulate(Experiment(arch, traffic, Acceptance(acceptance_rate=alpha), scoring=scoring)))
-    judged, accepted = metrics["spec_decode_judged_tokens"], metrics["spec_decode_accepted_tokens"]
-    assert accepted < judged < metrics["spec_decode_draft_tokens"]
-    assert metrics["spec_decode_judged_acceptance_rate"] == pytest.approx(100 * accepted / judged)
-    assert abs(accepted / judged - alpha) < 4 * math.sqrt(alpha * (1 - alpha) / judged)
-    assert metrics["spec_decode_acceptance_rate"] < 100 * alpha - 10
+    for detailed in (True, False):
+        scoring = Scoring(detailed=detailed, warmup_requests=2)
+        metrics = summarise(simulate(Experiment(arch, traffic, Acceptance(acceptance_rate=alpha), scoring=scoring)))
+        judged, accepted = metrics["spec_decode_judged_tokens"], metrics["spec_decode_accepted_tokens"]
+        assert accepted < judged < metrics["spec_decode_draft_tokens"]
+        assert metrics["spec_decode_judged_acceptance_rate"] == pytest.approx(100 * accepted / judged)
+        assert abs(accepted / judged - alpha) < 4 * math.sqrt(alpha * (1 - alpha) / judged)
+        assert metrics["spec_decode_acceptance_rate"] < 100 * alpha - 10
