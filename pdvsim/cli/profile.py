@@ -82,11 +82,16 @@ class ProfileCommand(Command, Options):
         """List the GPUs, models and profiles included in pdvsim; returns the exit code."""
         from pdvsim.sim.engines.profiles import engine_profile
         from pdvsim.sim.prices.kernels import shipped_tables
-        from pdvsim.sim.prices.profile import builtin
+        from pdvsim.sim.prices.profile import Profile, builtin
         from pdvsim.view.comparison import profiles_table
 
-        profiles = [(name, "pdvsim", builtin(name)) for name in GPUS]
-        profiles += [(name, engine, engine_profile(engine, name)) for engine, name, _ in shipped_tables()]
+        rows: list[tuple[str, str, Profile, float | None]] = []
+        for name in GPUS:
+            profile = builtin(name)
+            rows.append((name, "pdvsim", profile, max(profile.uncertainty.values(), default=None)))
+        for engine, name, _ in shipped_tables():
+            composed = engine_profile(engine, name)
+            rows.append((name, engine, composed, composed.error.tpot if composed.error else None))
         document = {
             "gpus": [
                 {
@@ -106,9 +111,9 @@ class ProfileCommand(Command, Options):
                     "profile": p.name,
                     "foundation": p.foundation,
                     "models": len(p.models) or None,
-                    "forward_error_bar": max(p.uncertainty.values(), default=getattr(p, "error_bar", None)),
+                    "forward_error_bar": bar,
                 }
-                for name, engine, p in profiles
+                for name, engine, p, bar in rows
             ],
             "models": [
                 {

@@ -94,6 +94,7 @@ def one_document(capsys: pytest.CaptureFixture[str], *argv: str) -> Any:
 def test_profiles(capsys: pytest.CaptureFixture[str]) -> None:
     document = one_document(capsys, "profile", "--list", "--json")
     assert {"gpus", "profiles", "models"} == set(document)
+    assert all(p["forward_error_bar"] > 0 for p in document["profiles"] if p["engine"] != "pdvsim")
     assert main(["profile", "--list"]) == 0
     assert document["profiles"][0]["foundation"] in capsys.readouterr().out
 
