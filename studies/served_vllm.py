@@ -1,12 +1,12 @@
-"""A real vLLM beside its simulation: `python studies/served_vllm.py [PICTURE.png]` prints the tables and draws.
+"""A real vLLM and SGLang next to their simulations: `python studies/served_vllm.py [PICTURE.png]` prints and draws.
 
 The last table has pdvsim's own engine and vLLM under the same requests (`own.jsonl`, `served.jsonl`), each run with
 what was predicted for it before.
 
-Every bench of `calibration/data/h200/vllm/rows.jsonl` is simulated with its own requests on the newest constants of
-vLLM on an H200; none was fitted to rows marked held out. Gains are ratios of TPOT to the same model's server without a
-drafter under the same load. The regret is what the server loses that is predicted to be the best of those measured
-under one load, by TPOT. Takes about two minutes of one core.
+Every bench of `calibration/data/h200/{vllm,sglang}/rows.jsonl` is simulated with its own requests on the constants of
+that version on an H200; none was fitted to rows marked held out. Gains are ratios of TPOT to the same model's server
+without a drafter under the same load. The regret is what the server loses that is predicted to be the best of those
+measured under one load, by TPOT. Takes about two minutes of one core.
 """
 
 from __future__ import annotations
@@ -32,7 +32,9 @@ from pdvsim.view.charts import Chart, Curve
 from pdvsim.view.figure import chart_figure
 from pdvsim.view.style import ARCH_COLOURS, GREY
 
-DATA = Path(__file__).parents[1] / "calibration" / "data" / "h200" / "vllm"
+MEASURED = Path(__file__).parents[1] / "calibration" / "data" / "h200"
+DATA = MEASURED / "vllm"
+METHODS = {"EAGLE3": "eagle3", "STANDALONE": "draft_model"}  # SGLang's names
 USUAL_BUDGET = 8192  # tokens per step of vLLM on an H200
 DRAFTERS = {"draft_model": "a draft model of 1B", "eagle3": "EAGLE-3", "ngram": "n-gram", None: "no drafter"}
 TAILS = ("tpot", "ttft")
@@ -47,18 +49,18 @@ class Bench(NamedTuple):
 
     @property
     def model(self) -> str:
-        return model_of(self.row)
+        return model_of(self.row) + (", SGLang" if self.row["engine"] == "sglang" else "")
 
     @property
     def drafts(self) -> str:
         """What drafts, and how far."""
         asked = self.row["speculation"]
-        return DRAFTERS[None] if asked is None else f"{DRAFTERS[asked['method']]}, k={asked['num_speculative_tokens']}"
+        return DRAFTERS[None] if asked is None else f"{DRAFTERS[method_of(asked)]}, k={asked['num_speculative_tokens']}"
 
     @property
     def usual(self) -> bool:
         """Whether the server has no setting besides its drafter."""
-        return not re.search("eager|async|batched", self.row["serve"])
+        return not re.search("eager|async|batched|disable-overlap", self.row["serve"])
 
     def error(self, metric: str) -> float:
         return float(self.predicted[metric] / self.row[metric] - 1)
@@ -69,6 +71,12 @@ def model_of(row: dict[str, Any]) -> str:
     return str(row["model"]) + ("-fp8" if "--quantization fp8" in row["serve"] else "")
 
 
+def method_of(speculation: dict[str, Any]) -> str | None:
+    """The kind of drafter by vLLM's name; None without one."""
+    method = speculation.get("method")
+    return METHODS.get(str(method), method)
+
+
 def predicted(row: dict[str, Any]) -> dict[str, float]:
     """The metrics of a row's load on a simulated server."""
     asked, load, model = row["speculation"] or {}, row["load"], model_of(row)
@@ -76,9 +84,10 @@ def predicted(row: dict[str, Any]) -> dict[str, float]:
     drafter = {"draft_model": asked.get("model"), "eagle3": f"eagle3-{model}", "ngram": "ngram", None: "none"}
     budget = re.search(r"max-num-batched-tokens (\d+)", row["serve"])
     server = Server(
-        f"{drafter[asked.get('method')]}:{model}", max_num_seqs=1024,
+        f"{drafter[method_of(asked)]}:{model}", max_num_seqs=1024,
         max_num_batched_tokens=int(budget[1]) if budget else USUAL_BUDGET,
-        async_scheduling=False if "no-async" in row["serve"] else None, enforce_eager="eager" in row["serve"],
+        async_scheduling=False if re.search("no-async|disable-overlap", row["serve"]) else None,
+        enforce_eager="eager" in row["serve"],
     )  # fmt: skip
     lengths = np.array([row["input_lens"], row["output_lens"]]).T
     prompt, output = lengths.mean(axis=0).round().astype(int).tolist()
@@ -90,7 +99,7 @@ def predicted(row: dict[str, Any]) -> dict[str, float]:
     measured = {name: value for name, value in row.items() if METRIC.fullmatch(name)}
     benched = BenchedLoad(traffic, lengths, sent_s, k, rates, measured, ())
     arch = "colocated" if k else "autoregressive"
-    hardware = Hardware("h200", engine=f"vllm=={row['version']}")
+    hardware = Hardware("h200", engine=f"{row['engine']}=={row['version']}")
     experiment = benched.experiment(arch, Acceptance(), server, hardware, k)
     return summarise(simulate(experiment, requests=benched.requests(experiment.acceptance)))
 
@@ -118,7 +127,9 @@ def errors(benches: Sequence[Bench]) -> str:
 
     def kind(bench: Bench) -> str:
         drafts = bench.drafts.partition(",")[0]
-        flags = re.findall(r"--(?!kv-cache|gpu-mem|load|max-model|quant|spec)[a-z-]+(?: \d+)?", bench.row["serve"])
+        flags = re.findall(
+            r"--(?:no-async|disable-overlap|enforce|max-num-batched)[a-z-]+(?: \d+)?", bench.row["serve"]
+        )
         return f"{bench.model}, {drafts}" + (f", `{flags[0]}`" if flags else "")
 
     parts = grouped(benches, kind)
@@ -213,7 +224,7 @@ def draw(benches: Sequence[Bench], path: str) -> None:
         colours = [*ARCH_COLOURS.values()]
         colour, marker = colours[number % len(colours)], "os^"[number // len(colours)]
         curves.append(Curve(name, colour, x, y, hollow=hollow, marker=marker, dash="none", size=6.0))
-    title = "Speculation on vLLM 0.22.1, one H200: TPOT without drafts over TPOT with"
+    title = "Speculation on vLLM and SGLang, one H200: TPOT without drafts over TPOT with"
     chart = Chart(
         title, "Measured gain", "Predicted gain", curves, log_x=True, log_y=True, range=ends, levels=[1.0]
     )  # fmt: skip
@@ -222,7 +233,8 @@ def draw(benches: Sequence[Bench], path: str) -> None:
 
 def main() -> None:
     """Print the tables, and draw where a picture is named."""
-    rows = [json.loads(line) for line in (DATA / "rows.jsonl").read_text(encoding="utf-8").splitlines()]
+    files = (MEASURED / engine / "rows.jsonl" for engine in ("vllm", "sglang"))
+    rows = [json.loads(line) for file in files for line in file.read_text(encoding="utf-8").splitlines()]
     cold = [row for row in rows if "prefix" not in row["load"]]  # the others' prompts are cached from the warm-up on
     benches = [Bench(row, predicted(row)) for row in cold]
     print(errors(benches), gain_table(benches), regrets(benches), rivals(), sep="\n")

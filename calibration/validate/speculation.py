@@ -1,6 +1,7 @@
 """Measured pairs of servers, without and with speculation, against simulations of both.
 
-`data/speculation/pairs.csv` has published pairs with their sources; `data/h200/vllm` benches of our own. Both sides
+`data/speculation/pairs.csv` has published pairs with their sources; `data/h200/vllm` and
+`data/h200/sglang` benches of our own. Both sides
 are simulated as closed loops of the stated concurrency with the pair's engine, version and card. Where a source
 states no acceptance by position, every position is accepted alike, so that the stated tokens per round result. EAGLE-1
 heads are simulated as MTP layers: one layer that joins state and embedding, and the target's output projection.
@@ -20,12 +21,13 @@ from __future__ import annotations
 import csv
 import json
 import math
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
 from importlib.resources import files
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple, get_args
 
 from scipy.optimize import brentq
 
@@ -48,6 +50,8 @@ SPREAD = 0.6  # of lengths, on both sides of their mean
 SIDES, FIGURES = ("plain", "drafted"), ("tpot_ms", "throughput")
 LEAST_REQUESTS, TURNS = 8, 4  # of a run: at least so many, and so many per client
 CONCURRENCIES = (1, 8, 32, 128)  # up to which a group of rows reaches
+BenchedEngine = Literal["vllm", "sglang"]  # whose servers were measured here
+METHODS = {"draft_model": "model", "STANDALONE": "model", "EAGLE3": "eagle3"}  # the engines' names of drafters
 
 
 class PairSide(NamedTuple):
@@ -110,7 +114,7 @@ def read_pairs() -> list[MeasuredPair]:
     """The published pairs, and those of our own benches."""
     with (DATA / "speculation" / "pairs.csv").open(encoding="utf-8", newline="") as file:
         published = [_published(row) for row in csv.DictReader(file)]
-    return published + list(_benched(DATA / "h200" / "vllm" / "rows.jsonl"))
+    return published + [pair for engine in get_args(BenchedEngine) for pair in _benched(engine)]
 
 
 def _drafting(
@@ -152,26 +156,27 @@ def _published(row: dict[str, str]) -> MeasuredPair:
     )  # fmt: skip
 
 
-def _benched(path: Path) -> Iterator[MeasuredPair]:
-    """Pairs of benches of one load; a pair is held out if one of the two is."""
-    rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
-    usual = [row for row in rows if "eager" not in row["serve"] and "max-num-batched" not in row["serve"]]
+def _benched(engine: BenchedEngine) -> Iterator[MeasuredPair]:
+    """Pairs of an engine's benches of one load; a pair is held out if one of the two is."""
+    lines = (DATA / "h200" / engine / "rows.jsonl").read_text(encoding="utf-8").splitlines()
+    rows = [row for row in map(json.loads, lines) if "c" in row["load"] and "prefix" not in row["load"]]
+    usual = [row for row in rows if not re.search("eager|max-num-batched|no-async|disable-overlap", row["serve"])]
     bits = {row["serve"]: "-fp8" if "--quantization fp8" in row["serve"] else "" for row in usual}
-    usual = [row | {"model": row["model"] + bits[row["serve"]]} for row in usual if "c" in row["load"]]
-    alone = [row for row in reversed(usual) if row["speculation"] is None and "async" not in row["serve"]]
+    usual = [row | {"model": row["model"] + bits[row["serve"]]} for row in usual]
+    alone = [row for row in reversed(usual) if row["speculation"] is None]
     plain = {(row["model"], row["bench"]): row for row in alone}  # of several servers the first
     for row in usual:
         base, asked = plain.get((row["model"], row["bench"])), row["speculation"]
         if asked is None or base is None:
             continue
-        method = {"draft_model": "model"}.get(asked["method"], asked["method"])
+        method = METHODS.get(asked["method"], asked["method"])
         drafter = {"model": asked.get("model"), "ngram": "ngram"}.get(method, f"{method}-{row['model']}")
         server = Server(f"{drafter}:{row['model']}", num_speculative_tokens=asked["num_speculative_tokens"])
-        experiment = _drafting(server, "vllm", "h200", asked["synthetic_acceptance_rates"], row["load"], 0.5)
+        experiment = _drafting(server, engine, "h200", asked["synthetic_acceptance_rates"], row["load"], 0.5)
         sides = [(one["mean_tpot_ms"], one["output_throughput"]) for one in (base, row)]
         yield MeasuredPair(
             method, PairSide(experiment, row["version"]), figures(sides[0][0] / sides[1][0], *sides), True,
-            row["held_out"] or base["held_out"], "calibration/data/h200/vllm",
+            row["held_out"] or base["held_out"], f"calibration/data/h200/{engine}",
             f"{row['model']} {method} {row['bench']}",
         )  # fmt: skip
 

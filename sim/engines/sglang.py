@@ -2,9 +2,12 @@
 
 All steps of a draft are replayed as one CUDA graph (its EAGLEDraftCudaGraphRunner), which cost nothing more. What a
 round adds is `round_s`, from published pairs (`pdvsim validate --speculation`). Up to 0.5.5 rounds were several times
-as slow: servers with 0.5.4 lost by drafts that gained with 0.5.6 (SpecForge issues 339 and 352, December 2025). No
-pair tells what later versions gain by overlapping drafts with the host (default since pull request 21062, April 2026):
-0.5.10 and later have the figures of 0.5.6. Verifies of latent attention take longer than the tables say (`latent_s`).
+as slow: servers with 0.5.4 lost by drafts that gained with 0.5.6 (SpecForge issues 339 and 352, December 2025).
+Verifies of latent attention take longer than the tables say (`latent_s`).
+
+Newer than the published servers is 0.5.16, measured with Llama-3.1-8B on an H200 (`data/h200/sglang`; a fit to its 16
+visible benches): it schedules while the GPU computes, with drafters too, and `--disable-overlap-schedule` costs
+`sync_s` per step. Inferred: the same of 0.5.13 to 0.5.15, and of other models and cards.
 
 With prefill apart a request takes `handover_s` besides: the median that TTFT lacked on some 15 visible servers with
 DeepSeek-R1 under Dynamo.
@@ -33,16 +36,18 @@ from pdvsim.sim.prices.options import Hardware
 from pdvsim.sim.prices.steps import EngineError, EngineStep, GraphSizes
 
 CHUNKS = ((35, 2048), (60, 4096), (160, 8192), (float("inf"), 16384))  # below so many GiB of memory
-NEWEST = EngineStep(
+PUBLISHED = EngineStep(
     step_s=0.0012, row_s=1.74e-05, layer_s=3e-06, kernels=0.95, prompts=1.05, reduces=1.6, quantised_s=1.2e-05,
     experts=0.8, expert_prompts=1.9, request_s=0.03, prompt_token_s=6e-06, round_s=0.0014, latent_s=4e-05,
     eager_layer_s=0.0012, handover_s=0.18,
 )  # fmt: skip
+NEWEST = replace(PUBLISHED, step_s=0.0005, request_s=0.013, round_s=0.0021, sync_s=0.0014)
 ERAS = (
     Era("0.5.6", replace(
-        NEWEST, state_s=3.8e-05, sparse_s=5e-05, round_s=0.0048, latent_s=0.0, eager_layer_s=0.0,
+        PUBLISHED, state_s=3.8e-05, sparse_s=5e-05, round_s=0.0048, latent_s=0.0, eager_layer_s=0.0,
     )),
-    Era("0.5.10", replace(NEWEST, state_s=3.8e-05, sparse_s=5e-05, eager_layer_s=0.0)),
+    Era("0.5.10", replace(PUBLISHED, state_s=3.8e-05, sparse_s=5e-05, eager_layer_s=0.0)),
+    Era("0.5.13", PUBLISHED),
     Era("", NEWEST),
 )  # fmt: skip
 ERRORS = {
@@ -96,6 +101,7 @@ class Sglang(InferenceEngine):
             *("--max-running-requests", ranks * server.max_num_seqs),
             *("--chunked-prefill-size", ranks * server.max_num_batched_tokens),
             *(["--disable-cuda-graph"] if server.enforce_eager else []),
+            *(["--disable-overlap-schedule"] if server.async_scheduling is False else []),
             *("--mem-fraction-static", hardware.gpu_memory_utilization),
             *shared_flags(served, k, "--context-length", "fp8_e4m3", ranks),
             *([] if server.enable_prefix_caching else ["--disable-radix-cache"]),
