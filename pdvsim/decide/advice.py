@@ -546,11 +546,12 @@ class Advice(Answer):
         """Where the decision changes, and how near its limits are."""
         yield from (flips.sentence(side) for flips in reversed(self.flips) for side in flips.sides)
         peak, whole = self.memory(self.best).values()
-        used = [f"at most {peak / whole:.0%} of the KV cache"]
-        if (held := self.holds(self.best)) is not None and held.mean:
+        used = [f"at most {peak / whole:.0%} of the KV cache ({peak} of {whole} tokens)"]
+        if self.capacity and (held := self.holds(self.best)) is not None and held.mean:
             share = self.question.base.traffic.request_rate / held.mean
             times = f"{share:.0%} of" if share <= 1 else f"{share:.3g} times"
-            used.insert(0, f"{times} the rate that it holds")
+            limits = {entry["arch"]: entry["limited_by"] for entry in self.capacity.summary()}
+            used.insert(0, f"{times} the rate that it holds (limited by {limits[self.best]})")
             if self.question.gpu_hour_usd:
                 cost = self.cost_of(self.best)
                 there = f"${share * cost.mean:.3f} at the rate that it holds"

@@ -100,7 +100,7 @@ def test_the_text_says_what_the_document_says() -> None:
     for section in ("Recommendation", "Asked", "Candidates", "Why", "Expected", "Where that changes", "Method"):
         assert f"{section}\n{'-' * len(section)}" in text
     assert document["search"]["left_out"] == []
-    assert f" {20 / whole_advice().holds(whole_advice().best).mean:.0%} of the rate that it holds" in text
+    assert f" {20 / whole_advice().holds(whole_advice().best).mean:.0%} of the rate that it holds (limited by " in text
 
 
 BASE = Experiment(
