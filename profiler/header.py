@@ -74,8 +74,8 @@ class SamplesHeader(_Strict):
     def specs(self) -> dict[str, ModelSpec]:
         """The shapes of the models measured."""
         model = TypeAdapter(ModelSpec)
-        given = {name: spec for part in self.parts for name, spec in part.models.items()}
-        return {name: model.validate_json(json.dumps(spec), strict=True) for name, spec in given.items()}
+        given = [item for part in self.parts for item in part.models.items()]
+        return {name: model.validate_json(json.dumps(spec), strict=True) for name, spec in given}
 
 
 def load_header(folder: str | Path) -> SamplesHeader:

@@ -69,7 +69,7 @@ class Clock(simpy.Environment):
 
     def peek(self) -> float:
         """Return the time of the next event."""
-        return min(super().peek(), *(machine.due[0] for machine in self.machines))
+        return min([super().peek(), *(machine.due[0] for machine in self.machines)])
 
     def step(self) -> None:
         """Process the next event or end of a launch."""

@@ -50,6 +50,11 @@ class Price(NamedTuple):
     flops: float
     cache_bytes: float  # of all bytes, those of the KV cache that its rows read
 
+    @property
+    def weight_bytes(self) -> float:
+        """All other bytes: mostly weights."""
+        return max(0.0, self.bytes - self.cache_bytes)
+
 
 class AffineCost(NamedTuple):
     """What launches of one batch shape cost alone: each figure is `_0 + _1 * cached tokens over all rows`."""
