@@ -214,7 +214,8 @@ def rivals() -> str:
 
 def draw(benches: Sequence[Bench], path: str) -> None:
     """Measured gains against predicted ones; rings are held out."""
-    groups = grouped([bench for bench, *_ in gains(benches)], lambda bench: f"{bench.model}, {bench.drafts}")
+    drafting = [bench for bench, *_ in gains(benches)]
+    groups = grouped(drafting, lambda bench: f"{bench.model}, {bench.drafts.partition(',')[0]}")
     told = {id(bench.row): (foreseen, real) for bench, real, foreseen in gains(benches)}
     ends = 0.2, 2.2
     curves = [Curve("", GREY, ends, ends)]
