@@ -16,6 +16,7 @@ import re
 import sys
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
+from itertools import cycle
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -219,12 +220,10 @@ def draw(benches: Sequence[Bench], path: str) -> None:
     told = {id(bench.row): (foreseen, real) for bench, real, foreseen in gains(benches)}
     ends = 0.2, 2.2
     curves = [Curve("", GREY, ends, ends)]
-    for number, (name, group) in enumerate(sorted(groups.items())):
+    for (name, group), colour in zip(sorted(groups.items()), cycle(ARCH_COLOURS.values()), strict=False):
         x, y = zip(*(told[id(bench.row)] for bench in group), strict=True)
         hollow = [bool(bench.row["held_out"]) for bench in group]
-        colours = [*ARCH_COLOURS.values()]
-        colour, marker = colours[number % len(colours)], "os^"[number // len(colours)]
-        curves.append(Curve(name, colour, x, y, hollow=hollow, marker=marker, dash="none", size=6.0))
+        curves.append(Curve(name, colour, x, y, hollow=hollow, marker="o", dash="none", size=6.0))
     title = "Speculation on vLLM and SGLang, one H200: TPOT without drafts over TPOT with"
     chart = Chart(
         title, "Measured gain", "Predicted gain", curves, log_x=True, log_y=True, range=ends, levels=[1.0]
