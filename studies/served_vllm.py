@@ -134,8 +134,8 @@ def errors(benches: Sequence[Bench]) -> str:
         return f"{bench.model}, {drafts}" + (f", `{flags[0]}`" if flags else "")
 
     parts = grouped(benches, kind)
-    parts["all, visible"] = [bench for bench in benches if not bench.row["held_out"]]
-    parts["all, held out"] = [bench for bench in benches if bench.row["held_out"]]
+    marks = ("visible", "held out")
+    parts |= grouped(benches, lambda bench: f"all of {bench.row['engine']}, {marks[bench.row['held_out']]}")
     rows = [
         [name, str(len(part)), *(spread([bench.error(metric) for bench in part]) for metric in METRICS)]
         for name, part in parts.items()
